@@ -1,0 +1,1 @@
+"""Environments: simulated worlds whose failures are known exactly; no model, no clock."""

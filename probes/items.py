@@ -1,0 +1,246 @@
+"""Decision points as values: a context C, the action a× that fails there, and what could be observed of it.
+
+An item holds text only. How a failure is written into a transcript is `probes.conditions`; which statistic is
+taken of it is `probes.measures`. The fields are those of the published item files, so that files of either
+origin load.
+
+A run that visits the first N ids over-represents early tasks and whichever operator sorts first.
+`select_items` therefore takes N items of a balanced order: every operator gets its turn (round-robin,
+operators in alphabetical order) and no task is used often before the others were. The order is fixed, so that
+the sample of a smaller N is a subset of the sample of a larger N.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from mech.errors import InputError
+
+
+@dataclass(frozen=True)
+class Item:
+    """One decision point; its cluster, for statistics, is `task_id`.
+
+    `prefix_actions` and `prefix_observations` are the successful steps before the decision (equal lengths);
+    `obs_*` are the observations a× could be answered with; `obs_fail_other` answers the first distractor;
+    `tool` is the tool's name as a× writes it, None where actions have no tool.
+    """
+
+    item_id: str
+    env: str
+    task_id: str
+    template: str
+    step_index: int
+    operator: str
+    error_type: str
+    system_prompt: str
+    goal: str
+    prefix_actions: tuple[str, ...]
+    prefix_observations: tuple[str, ...]
+    failed_action: str
+    gold_action: str
+    obs_fail: str
+    obs_fail_terse: str
+    obs_fail_verbose: str
+    obs_fail_echo: str
+    obs_success: str
+    obs_neutral: str
+    obs_fail_other: str
+    distractors: tuple[str, ...]
+    tool: str | None
+    meta: Mapping[str, Any] = field(hash=False)
+
+    def candidates(self) -> dict[str, str]:
+        """Name → action text, in the fixed order failed, gold, distractor0, distractor1 (if any)."""
+        others = {f"distractor{index}": text for index, text in enumerate(self.distractors[:2])}
+        return {"failed": self.failed_action, "gold": self.gold_action, **others}
+
+
+PER_TASK = 3  # items of one task before every task had its chance; the published samples have this cap
+_ORDER_SEED = 0  # a constant: which N items `--limit N` means must not depend on a run's own seed
+_NAMES = tuple(each.name for each in fields(Item))
+_LISTS = ("prefix_actions", "prefix_observations", "distractors")
+
+
+def load_items(path: str | os.PathLike[str]) -> list[Item]:
+    """Read an item file (JSON lines, UTF-8), in file order.
+
+    Raises InputError, naming the file and the line, for a torn or malformed line, a missing or unknown field,
+    a value of the wrong type and an id that occurs twice; also when the file cannot be read or holds no item.
+    """
+    name = os.fspath(path)
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"Cannot read the item file '{name}': {error.strerror or error}.") from error
+    items: list[Item] = []
+    first_seen: dict[str, int] = {}
+    # Bytes are cut at the newline byte alone: str.splitlines would also cut inside JSON strings (U+2028).
+    for number, line in enumerate(raw.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        item = _item_from_line(line, f"{name}, line {number}")
+        if item.item_id in first_seen:
+            raise InputError(
+                f"{name}, line {number}: the item id '{item.item_id}' is already on line "
+                f"{first_seen[item.item_id]}; remove one of the two."
+            )
+        first_seen[item.item_id] = number
+        items.append(item)
+    if not items:
+        raise InputError(f"The item file '{name}' holds no items.")
+    return items
+
+
+def dump_items(items: Iterable[Item], path: str | os.PathLike[str]) -> None:
+    """Write an item file that `load_items` reads back equal; the file appears whole or not at all.
+
+    Raises InputError when the place cannot be written.
+    """
+    text = "".join(f"{item_line(item)}\n" for item in items)
+    target = Path(path)
+    partial = target.with_name(f"{target.name}.partial")
+    try:
+        partial.write_bytes(text.encode())
+        os.replace(partial, target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise InputError(f"Cannot write the item file '{target}': {error.strerror or error}.") from error
+
+
+def item_line(item: Item) -> str:
+    """The item as one line of JSON, fields in the order of the class, without the newline."""
+    record = {name: getattr(item, name) for name in _NAMES}
+    record["meta"] = dict(item.meta)
+    return json.dumps(record, ensure_ascii=False)
+
+
+def select_items(
+    items: Sequence[Item], ids: Sequence[str] | None = None, limit: int | None = None
+) -> list[Item]:
+    """The items with these ids (all if None), at most `limit` of them, in the order of the item file.
+
+    `limit` takes the first N of `balanced_order`, not the first N lines. Raises InputError for an unknown id,
+    an empty list of ids, or a limit below 1.
+    """
+    chosen = list(items)
+    if ids is not None:
+        known = {item.item_id for item in items}
+        unknown = [each for each in ids if each not in known]
+        if unknown:
+            more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+            raise InputError(f"No item has the id '{unknown[0]}'{more}: take ids from the item file in use.")
+        if not ids:
+            raise InputError("The list of item ids is empty: name at least one id, or leave the list out.")
+        wanted = set(ids)
+        chosen = [item for item in items if item.item_id in wanted]
+    if limit is None:
+        return chosen
+    if limit < 1:
+        raise InputError(f"The limit must be at least 1 item, not {limit}.")
+    return _in_file_order(chosen, balanced_order(chosen, random.Random(_ORDER_SEED))[:limit])
+
+
+def balanced_subset(items: Sequence[Item], n: int, per_task: int, rng: random.Random) -> list[Item]:
+    """At most n items, at most `per_task` of any task, round-robin over operators; sorted by item id.
+
+    Fewer than n come back when the cap leaves no more. With equal seeds a smaller n gives a subset of a
+    larger.
+    """
+    return sorted(_one_round(items, per_task, rng)[:n], key=lambda item: item.item_id)
+
+
+def balanced_order(items: Sequence[Item], rng: random.Random, per_task: int = PER_TASK) -> list[Item]:
+    """All items, the most balanced sample first: rounds of `per_task` items a task until none is left."""
+    order: list[Item] = []
+    left = list(items)
+    while left:
+        order += _one_round(left, per_task, rng)
+        taken = {item.item_id for item in order}
+        left = [item for item in left if item.item_id not in taken]
+    return order
+
+
+def _item_from_line(line: bytes, where: str) -> Item:
+    try:
+        record = json.loads(line.decode())
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise InputError(
+            f"{where} is not a whole JSON object (was the file cut off?): repair or remove that line."
+        ) from error
+    if not isinstance(record, dict):
+        raise InputError(f"{where} is not a JSON object with the fields of an item.")
+    missing = [name for name in _NAMES if name not in record]
+    if missing:
+        raise InputError(f"{where}: the field '{missing[0]}' is missing.")
+    unknown = [name for name in record if name not in _NAMES]
+    if unknown:
+        raise InputError(f"{where}: the field '{unknown[0]}' is not a field of an item.")
+    for name, value in record.items():
+        fault = _type_fault(name, value)
+        if fault:
+            raise InputError(f"{where}: the field '{name}' must be {fault}.")
+    if len(record["prefix_actions"]) != len(record["prefix_observations"]):
+        raise InputError(f"{where}: 'prefix_actions' and 'prefix_observations' must be equally long.")
+    values: dict[str, Any] = {
+        name: tuple(value) if name in _LISTS else value for name, value in record.items()
+    }
+    return Item(**values)
+
+
+def _type_fault(name: str, value: object) -> str | None:
+    """What the field's value ought to be, or None when it is."""
+    if name == "step_index":
+        return None if type(value) is int and value >= 0 else "an integer from 0"
+    if name == "meta":
+        return None if isinstance(value, dict) else "an object"
+    if name in _LISTS:
+        fine = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        return None if fine else "a list of strings"
+    if name == "tool" and value is None:
+        return None
+    if not isinstance(value, str):
+        return "a string or null" if name == "tool" else "a string"
+    if name in ("item_id", "task_id", "failed_action", "gold_action") and not value.strip():
+        return "a non-empty string"
+    return None
+
+
+def _one_round(items: Sequence[Item], per_task: int, rng: random.Random) -> list[Item]:
+    if per_task < 1:
+        raise InputError(f"The cap of items per task must be at least 1, not {per_task}.")
+    queues: dict[str, list[Item]] = {}
+    for item in sorted(items, key=lambda each: each.item_id):
+        queues.setdefault(item.operator, []).append(item)
+    for queue in queues.values():
+        rng.shuffle(queue)
+    used: Counter[str] = Counter()
+    order: list[Item] = []
+    while any(queues.values()):
+        for operator in sorted(queues):
+            taken = _next_below_cap(queues[operator], used, per_task)
+            if taken is not None:
+                used[taken.task_id] += 1
+                order.append(taken)
+    return order
+
+
+def _next_below_cap(queue: list[Item], used: Counter[str], per_task: int) -> Item | None:
+    """Take the queue's first item whose task is below its cap; items of full tasks are dropped on the way."""
+    while queue:
+        item = queue.pop(0)
+        if used[item.task_id] < per_task:
+            return item
+    return None
+
+
+def _in_file_order(items: Sequence[Item], chosen: Sequence[Item]) -> list[Item]:
+    ids = {item.item_id for item in chosen}
+    return [item for item in items if item.item_id in ids]

@@ -1,0 +1,146 @@
+"""Decision points from the project's own toolshed: every gold call, spoilt by every operator that applies.
+
+For each wrong call a× the environment supplies the rest: the error in its lengths, the acknowledgement, and
+what a× would have been answered had it worked. A pool is a function of its seed alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from envs.base import Action, Task, WrongAction
+from envs.toolshed import Toolshed
+from envs.toolshed.calls import parse_call
+from envs.toolshed.world import World
+from mech.errors import InputError
+from probes.items import Item
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One gold call: the world before it, what it answers, and its wrong versions."""
+
+    world: World
+    gold: Action
+    answer: str
+    wrong: tuple[WrongAction[World], ...]
+
+
+def build_toolshed_items(seed: int, n_tasks: int = 60, per_operator: int | None = 45) -> list[Item]:
+    """The items of `n_tasks` tasks, at most `per_operator` of an operator (all if None), sorted by id.
+
+    Equal seeds give equal items, byte for byte. Every item has two distractors: other wrong calls of the same
+    gold call, else of the nearest one. Raises InputError for numbers below 1.
+    """
+    for name, number in (("n_tasks", n_tasks), ("per_operator", per_operator)):
+        if number is not None and number < 1:
+            raise InputError(f"{name} must be at least 1, not {number}.")
+
+    def stream(name: str) -> random.Random:
+        return random.Random(
+            f"{seed}:{name}"
+        )  # seeded by the text's SHA-512: each name has its own generator
+
+    shed = Toolshed()
+    pool = []
+    for task in shed.tasks(n_tasks, stream):
+        rng = stream(f"toolshed-wrong-{task.task_id}")
+        steps = _steps(shed, task, rng)
+        for index, step in enumerate(steps):
+            pool += [_item(shed, task, steps, index, wrong, rng) for wrong in step.wrong]
+    if per_operator is not None:
+        pool = _capped(pool, per_operator, stream("toolshed-pool"))
+    return sorted(pool, key=lambda item: item.item_id)
+
+
+def _steps(shed: Toolshed, task: Task[World], rng: random.Random) -> list[_Step]:
+    steps = []
+    world = shed.reset(task)
+    for gold in task.gold:
+        after, outcome = shed.execute(world, gold)
+        steps.append(_Step(world, gold, outcome.result, shed.wrong_actions(world, gold, rng)))
+        world = after
+    return steps
+
+
+def _item(
+    shed: Toolshed,
+    task: Task[World],
+    steps: list[_Step],
+    index: int,
+    wrong: WrongAction[World],
+    rng: random.Random,
+) -> Item:
+    step = steps[index]
+    _, outcome = shed.execute(step.world, wrong.action)
+    if outcome.failure is None:
+        raise AssertionError(f"{wrong.action.text} was to fail in {task.task_id} and did not")
+    others = _distractors(steps, index, wrong, rng)
+    _, other_outcome = shed.execute(step.world, others[0])
+    if other_outcome.failure is None:
+        raise AssertionError(f"{others[0].text} was to fail in {task.task_id} and did not")
+    return Item(
+        item_id=f"{task.task_id}-s{index}-{wrong.operator}",
+        env=shed.name,
+        task_id=task.task_id,
+        template=task.template,
+        step_index=index,
+        operator=wrong.operator,
+        error_type=outcome.failure.error_type,
+        system_prompt=shed.system_prompt,
+        goal=task.goal,
+        prefix_actions=tuple(each.gold.text for each in steps[:index]),
+        prefix_observations=tuple(each.answer for each in steps[:index]),
+        failed_action=wrong.action.text,
+        gold_action=step.gold.text,
+        obs_fail=shed.observe(wrong.action, outcome),
+        obs_fail_terse=shed.observe(wrong.action, outcome, "terse"),
+        obs_fail_verbose=shed.observe(wrong.action, outcome, "verbose"),
+        obs_fail_echo=shed.observe(wrong.action, outcome, echo=True),
+        obs_success=shed.success_like(wrong),
+        obs_neutral=shed.acknowledge(),
+        obs_fail_other=shed.observe(others[0], other_outcome),
+        distractors=tuple(each.text for each in others),
+        tool=parse_call(wrong.action.text).tool,
+        meta={"changed": wrong.changed},
+    )
+
+
+def _distractors(
+    steps: list[_Step], index: int, wrong: WrongAction[World], rng: random.Random
+) -> tuple[Action, Action]:
+    """Two other wrong calls: of this gold call in drawn order, then of the steps nearest to it."""
+    found: list[Action] = []
+    for near in sorted(range(len(steps)), key=lambda each: (abs(each - index), each)):
+        candidates = [each.action for each in steps[near].wrong if each.operator != wrong.operator]
+        rng.shuffle(candidates)
+        found += [each for each in candidates if each not in (wrong.action, steps[index].gold, *found)]
+    return found[0], found[1]
+
+
+def _capped(pool: list[Item], per_operator: int, rng: random.Random) -> list[Item]:
+    """At most so many of each operator: error families in even shares, tasks as drawn, not the first ones."""
+    order = list(pool)
+    rng.shuffle(order)
+    order = _in_turns(order, lambda item: (item.operator, item.task_id))
+    order = _in_turns(order, lambda item: (item.operator, item.error_type))
+    kept: list[Item] = []
+    taken: Counter[str] = Counter()
+    for item in order:
+        if taken[item.operator] < per_operator:
+            taken[item.operator] += 1
+            kept.append(item)
+    return kept
+
+
+def _in_turns(items: list[Item], group: Callable[[Item], tuple[str, str]]) -> list[Item]:
+    """The first item of every group, then the second of every group, and so on; else in the given order."""
+    seen: Counter[tuple[str, str]] = Counter()
+    ranked: list[tuple[int, Item]] = []
+    for item in items:
+        ranked.append((seen[group(item)], item))
+        seen[group(item)] += 1
+    return [item for _, item in sorted(ranked, key=lambda pair: pair[0])]

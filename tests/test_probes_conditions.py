@@ -1,0 +1,189 @@
+"""Conditions: the same bytes outside the record, records as their names say, wording checked at the door."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mech.errors import InputError
+from probes.conditions import CONDITIONS, CORE, parse_conditions, render
+from probes.items import Item, load_items
+from probes.toolshed_items import build_toolshed_items
+from probes.wording import DEFAULT_WORDING, Wording, load_wording
+
+W = load_wording()
+
+
+@pytest.fixture(scope="module")
+def items() -> list[Item]:
+    return build_toolshed_items(11, n_tasks=24)
+
+
+def test_outside_the_record_all_conditions_are_identical(items: list[Item]) -> None:
+    for item in items:
+        context = render(item, "pre", W)
+        assert [turn["role"] for turn in context[:2]] == ["system", "user"]
+        assert len(context) == 2 + 2 * item.step_index
+        for condition in ("fail", "succ", "neut", "abstract", "fail_terse", "fail_k3", "fail_other"):
+            assert render(item, condition, W)[: len(context)] == context
+        for condition in CONDITIONS:
+            assert render(item, condition, W)[-1]["role"] == "user"
+
+
+@pytest.mark.parametrize(
+    ("condition", "field"),
+    [
+        ("fail", "obs_fail"),
+        ("succ", "obs_success"),
+        ("neut", "obs_neutral"),
+        ("fail_terse", "obs_fail_terse"),
+        ("fail_verbose", "obs_fail_verbose"),
+        ("fail_echo", "obs_fail_echo"),
+    ],
+)
+def test_a_record_is_the_failed_call_and_its_observation(
+    condition: str, field: str, items: list[Item]
+) -> None:
+    for item in items:
+        record = render(item, condition, W)[len(render(item, "pre", W)) :]
+        assert record == [
+            {"role": "assistant", "content": item.failed_action},
+            {"role": "user", "content": f"Result: {getattr(item, field)}"},
+        ]
+
+
+def test_repeated_failures_repeat_the_record_and_nothing_else(items: list[Item]) -> None:
+    for item in items:
+        context, once = render(item, "pre", W), render(item, "fail", W)
+        record = once[len(context) :]
+        assert render(item, "fail_k2", W) == [*once, *record]
+        assert render(item, "fail_k3", W) == [*once, *record, *record]
+
+
+def test_an_early_failure_stands_before_the_successful_steps(items: list[Item]) -> None:
+    for item in items:
+        fail, early = render(item, "fail", W), render(item, "fail_early", W)
+        assert early == [*fail[:2], *fail[-2:], *fail[2:-2]]
+        assert (early == fail) == (item.step_index == 0)
+
+
+def test_the_instruction_is_the_only_change_of_fail_instr(items: list[Item]) -> None:
+    fail, told = render(items[0], "fail", W), render(items[0], "fail_instr", W)
+    assert told[1:] == fail[1:]
+    assert told[0]["content"] == f"{fail[0]['content']}\n{W.negative_instruction}"
+
+
+def test_the_placebo_never_shows_the_failed_call(items: list[Item]) -> None:
+    for item in items:
+        messages = render(item, "fail_other", W)
+        assert messages[-2]["content"] == item.distractors[0]
+        assert item.failed_action not in [turn["content"] for turn in messages]
+
+
+def test_the_abstract_is_one_turn_without_the_call_its_values_or_a_misspelt_tool(items: list[Item]) -> None:
+    for item in items:
+        for condition in ("abstract", "abstract_min"):
+            context, messages = render(item, "pre", W), render(item, condition, W)
+            assert len(messages) == len(context) + 1
+            note = messages[-1]["content"]
+            assert "(" not in note[1:]
+            assert item.failed_action not in note
+            assert not re.search(r"repeat|again|not repeatable|different|do not|don't", note)
+        named = item.tool in render(item, "abstract", W)[-1]["content"]
+        assert named == (item.operator != "misspell_tool")
+
+
+def test_the_default_wording_has_a_gloss_for_every_family_of_the_pool() -> None:
+    families = {item.error_type for item in build_toolshed_items(11)}
+    assert families <= set(W.error_gloss)
+
+
+def test_an_unknown_tool_and_family_get_the_stand_ins() -> None:
+    assert W.abstract("timeout", None) == (
+        "(runtime note, try 1: an action was used and nothing happened, as it did not go through)"
+    )
+
+
+def test_unknown_conditions_are_refused_with_the_list(items: list[Item]) -> None:
+    with pytest.raises(InputError, match="no condition 'failed': choose from pre, fail, succ"):
+        render(items[0], "failed", W)
+    with pytest.raises(InputError, match="no condition 'x': choose from core, pre"):
+        parse_conditions("core,x")
+    with pytest.raises(InputError, match="empty"):
+        parse_conditions(" , ")
+
+
+def test_condition_lists_are_read_once_each_in_order() -> None:
+    assert parse_conditions("core") == CORE == ("pre", "fail", "succ", "neut", "abstract")
+    assert parse_conditions("neut, pre,neut") == ("neut", "pre")
+    assert parse_conditions("core,fail_k2,pre") == (*CORE, "fail_k2")
+    assert not {"neut_pad", "quote_matched"} & set(CONDITIONS)
+
+
+def test_the_role_and_prefix_of_observations_come_from_the_wording(items: list[Item], tmp_path: Path) -> None:
+    wording = edited(tmp_path, observation_role="tool", observation_prefix="")
+    last = render(items[0], "fail", wording)[-1]
+    assert last == {"role": "tool", "content": items[0].obs_fail}
+
+
+def edited(folder: Path, **changes: Any) -> Wording:
+    """The default wording with some keys changed, read from a file; a value of None removes the key."""
+    record = {**json.loads(DEFAULT_WORDING.read_text(encoding="utf-8")), **changes}
+    path = folder / "wording.json"
+    path.write_text(json.dumps({key: value for key, value in record.items() if value is not None}))
+    return load_wording(path)
+
+
+def test_the_hash_of_a_wording_follows_its_content_not_its_file(tmp_path: Path) -> None:
+    assert edited(tmp_path, _note="for the reader", agent_demo_suffix="unused").sha256 == W.sha256
+    assert edited(tmp_path, abstract_min="(runtime note)").sha256 != W.sha256
+    assert edited(tmp_path, error_gloss={}).sha256 != W.sha256
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"abstract_min": None}, "needs a text under 'abstract_min'"),
+        ({"observation_prefix": 3}, "needs a text under 'observation_prefix'"),
+        ({"observation_role": "human"}, "must be one of user, tool, system"),
+        ({"abstract_template": "{index} {call}"}, "only {index}, {tool} and {gloss} exist"),
+        ({"abstract_template": "{tool.name}"}, "only {index}, {tool} and {gloss} exist"),
+        ({"abstract_template": "{index:9}"}, "only {index}, {tool} and {gloss} exist"),
+        ({"abstract_template": "{index"}, "malformed"),
+        ({"negative_instruction_join": "one newline"}, "needs white space"),
+        ({"error_gloss": ["x"]}, "needs an object of texts under 'error_gloss'"),
+        ({"error_gloss": {"x": 1}}, "needs an object of texts under 'error_gloss'"),
+        ({"abstract_hides_tool_for": "x"}, "must be a list of texts"),
+    ],
+)
+def test_a_malformed_wording_is_refused_by_key(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=re.escape(says)):
+        edited(tmp_path, **changes)
+
+
+def test_a_wording_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="Cannot read the wording file"):
+        load_wording(tmp_path / "none.json")
+    path = tmp_path / "torn.json"
+    path.write_text('{"abstract_min": ')
+    with pytest.raises(InputError, match="not valid JSON"):
+        load_wording(path)
+    path.write_text("[]")
+    with pytest.raises(InputError, match="one JSON object"):
+        load_wording(path)
+
+
+@pytest.mark.needs_reference
+def test_the_published_wording_loads_and_its_abstract_has_no_observation_prefix(reference_dir: Path) -> None:
+    wording = load_wording(reference_dir / "condition_strings.json")
+    record = json.loads((reference_dir / "condition_strings.json").read_text())
+    assert wording.negative_instruction_join == "\n"
+    item = load_items(reference_dir / "toolshed_items.jsonl")[0]
+    gloss = record["error_gloss"][item.error_type]
+    expected = record["abstract_template"].format(index=1, tool=item.tool, gloss=gloss)
+    assert render(item, "abstract", wording)[-1] == {"role": "user", "content": expected}
+    assert render(item, "fail", wording)[-1]["content"] == record["observation_prefix"] + item.obs_fail

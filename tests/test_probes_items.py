@@ -1,0 +1,253 @@
+"""Items: files load and dump without loss, bad lines are named, the toolshed pool is what it says."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envs.toolshed import Toolshed
+from envs.toolshed.perturb import OPERATORS
+from mech.errors import InputError
+from probes.items import (
+    Item,
+    balanced_order,
+    balanced_subset,
+    dump_items,
+    item_line,
+    load_items,
+    select_items,
+)
+from probes.toolshed_items import build_toolshed_items
+
+BOTH = pytest.mark.parametrize("env", ["toolshed", "coderepair"])
+
+
+@pytest.fixture(scope="module")
+def pool() -> list[Item]:
+    return build_toolshed_items(11)
+
+
+def test_a_seed_gives_the_same_bytes_and_another_seed_others(pool: list[Item]) -> None:
+    lines = [item_line(item) for item in pool]
+    assert [item_line(item) for item in build_toolshed_items(11)] == lines
+    assert [item_line(item) for item in build_toolshed_items(12)] != lines
+
+
+@pytest.mark.parametrize("seed", [0, 11, 20260101])
+def test_the_pool_has_every_operator_and_twelve_families(seed: int) -> None:
+    items = build_toolshed_items(seed)
+    assert {item.operator for item in items} == set(OPERATORS)
+    assert len({item.error_type for item in items}) == 12
+    per_operator = Counter(item.operator for item in items)
+    assert max(per_operator.values()) == 45
+    assert min(per_operator.values()) >= 20
+    assert len({item.task_id for item in items}) >= 55
+    assert [item.item_id for item in items] == sorted({item.item_id for item in items})
+
+
+def test_a_cap_spreads_over_tasks_and_families_instead_of_taking_the_first() -> None:
+    capped = build_toolshed_items(11, per_operator=20)
+    misspelt = [item for item in capped if item.operator == "misspell_tool"]
+    assert len({item.task_id for item in misspelt}) == 20
+    assert max(item.task_id for item in misspelt) > "shed-0040"
+    unknown = Counter(item.error_type for item in capped if item.operator == "unknown_entity")
+    assert sorted(unknown.values()) == [4, 4, 4, 4, 4]
+
+
+def test_every_item_has_four_different_candidates_in_a_fixed_order(pool: list[Item]) -> None:
+    for item in pool:
+        assert list(item.candidates()) == ["failed", "gold", "distractor0", "distractor1"]
+        assert len(set(item.candidates().values())) == 4
+
+
+def test_replaying_an_item_gives_its_texts(pool: list[Item]) -> None:
+    shed = Toolshed()
+    tasks = {task.task_id: task for task in shed.tasks(60, lambda name: random.Random(f"11:{name}"))}
+    for item in pool:
+        task = tasks[item.task_id]
+        world = shed.reset(task)
+        assert item.prefix_actions == tuple(each.text for each in task.gold[: item.step_index])
+        for gold, observation in zip(task.gold, item.prefix_observations, strict=False):
+            world, outcome = shed.execute(world, gold)
+            assert outcome.result == observation
+        for name, text in item.candidates().items():
+            action = next((each for each in task.gold if each.text == text), None) or type(task.gold[0])(text)
+            after, outcome = shed.execute(world, action)
+            assert outcome.ok == (name == "gold")
+            if name == "failed":
+                assert after == world
+                assert shed.observe(action, outcome) == item.obs_fail
+            if name == "distractor0":
+                assert shed.observe(action, outcome) == item.obs_fail_other
+
+
+def test_texts_have_no_blanks_at_their_ends_and_only_the_echo_holds_the_call(pool: list[Item]) -> None:
+    for item in pool:
+        for name, value in json.loads(item_line(item)).items():
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str):
+                    assert text == text.strip(), name
+                    assert "\n " not in text.replace("\n  - ", "")
+                    assert not re.search(r"[ \t]\n", text), name
+        assert item.failed_action in item.obs_fail_echo
+        for text in (item.obs_fail, item.obs_fail_terse, item.obs_fail_verbose, item.obs_neutral):
+            assert item.failed_action not in text
+        assert item.failed_action not in item.obs_success
+        assert item.gold_action not in item.obs_fail_verbose
+        assert item.obs_success not in (item.obs_neutral, "")
+
+
+def test_the_neutral_text_is_one_and_tells_no_outcome(pool: list[Item]) -> None:
+    (text,) = {item.obs_neutral for item in pool}
+    assert not re.search(r"error|fail|success|done|ok\b|not |wrong|complete|saved", text, re.IGNORECASE)
+
+
+@pytest.mark.needs_reference
+def test_own_items_share_no_tool_person_group_or_sentence_with_the_reference(
+    pool: list[Item], reference_dir: Path
+) -> None:
+    theirs = load_items(reference_dir / "toolshed_items.jsonl")
+    ours = " ".join(item_line(item) for item in pool)
+    tools = set(re.findall(r"^- (\w+)\(", theirs[0].system_prompt, re.MULTILINE))
+    assert len(tools) == 12
+    names = {word for item in theirs for word in re.findall(r"'name': '(\w+) (\w+)'", item_line(item))}
+    groups = {word for item in theirs for word in re.findall(r"'team': '(\w+)'", item_line(item))}
+    words = tools | {each for pair in names for each in pair}
+    assert len(words) > 30
+    for word in words | {item.tool or "" for item in theirs}:
+        assert not re.search(rf"\b{word}\b", ours), word
+    assert not groups & {word for item in pool for word in re.findall(r">, (\w+)", item.obs_success)}
+    sentences = {line for item in theirs for line in item.system_prompt.split("\n") if len(line) > 20}
+    assert not sentences & set(pool[0].system_prompt.split("\n"))
+    observed = {text for item in theirs for text in (item.obs_fail, item.obs_neutral, item.goal)}
+    assert not observed & {text for item in pool for text in (item.obs_fail, item.obs_neutral, item.goal)}
+
+
+def test_dumped_items_load_equal(pool: list[Item], tmp_path: Path) -> None:
+    odd = replace(pool[0], item_id="odd", goal="a\u2028b \x85 ü \\ \"'", tool=None, meta={"n": [1, None]})
+    dump_items([*pool, odd], tmp_path / "items.jsonl")
+    assert load_items(tmp_path / "items.jsonl") == [*pool, odd]
+    assert [each.name for each in tmp_path.iterdir()] == ["items.jsonl"]
+
+
+@BOTH
+@pytest.mark.needs_reference
+def test_reference_items_load_and_dump_to_the_same_bytes(
+    env: str, reference_dir: Path, tmp_path: Path
+) -> None:
+    source = reference_dir / f"{env}_items.jsonl"
+    items = load_items(source)
+    dump_items(items, tmp_path / "again.jsonl")
+    assert (tmp_path / "again.jsonl").read_bytes() == source.read_bytes()
+    assert load_items(tmp_path / "again.jsonl") == items
+
+
+def broken(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
+    """A function that edits the record on a line."""
+
+    def edit(line: str) -> str:
+        record = json.loads(line)
+        change(record)
+        return json.dumps(record)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda line: line[: len(line) // 2], "not a whole JSON object"),
+        (lambda line: line + "}", "not a whole JSON object"),
+        (lambda line: "[1]", "not a JSON object"),
+        (broken(lambda record: record.pop("goal")), "the field 'goal' is missing"),
+        (broken(lambda record: record.update(colour="red")), "the field 'colour' is not a field"),
+        (broken(lambda record: record.update(step_index="0")), "'step_index' must be an integer"),
+        (broken(lambda record: record.update(step_index=True)), "'step_index' must be an integer"),
+        (broken(lambda record: record.update(goal=None)), "'goal' must be a string"),
+        (broken(lambda record: record.update(tool=3)), "'tool' must be a string or null"),
+        (broken(lambda record: record.update(distractors="x")), "'distractors' must be a list of strings"),
+        (broken(lambda record: record.update(distractors=[1])), "'distractors' must be a list of strings"),
+        (broken(lambda record: record.update(meta=[])), "'meta' must be an object"),
+        (broken(lambda record: record.update(failed_action=" ")), "'failed_action' must be a non-empty"),
+        (broken(lambda record: record.update(prefix_actions=["a", "b", "c"])), "must be equally long"),
+    ],
+)
+def test_a_bad_line_is_refused_with_file_and_line(
+    edit: Callable[[str], str], says: str, pool: list[Item], tmp_path: Path
+) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(f"{item_line(pool[0])}\n\n{edit(item_line(pool[1]))}\n", encoding="utf-8")
+    with pytest.raises(InputError, match=re.escape(says)) as caught:
+        load_items(path)
+    assert f"{path}, line 3" in str(caught.value)
+
+
+def test_a_line_torn_inside_a_character_and_a_repeated_id_are_refused(
+    pool: list[Item], tmp_path: Path
+) -> None:
+    path = tmp_path / "bad.jsonl"
+    line = item_line(replace(pool[0], goal="ü")).encode()
+    path.write_bytes(line[: line.index("ü".encode()) + 1])
+    with pytest.raises(InputError, match="line 1 is not a whole JSON object"):
+        load_items(path)
+    path.write_bytes(line + b"\n" + line)
+    with pytest.raises(InputError, match="line 2: the item id .* is already on line 1"):
+        load_items(path)
+
+
+def test_a_missing_and_an_empty_file_and_an_unwritable_place_are_refused(
+    pool: list[Item], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="Cannot read the item file"):
+        load_items(tmp_path / "none.jsonl")
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(InputError, match="holds no items"):
+        load_items(tmp_path / "empty.jsonl")
+    with pytest.raises(InputError, match="Cannot write the item file"):
+        dump_items(pool, tmp_path / "nowhere" / "items.jsonl")
+
+
+def test_selection_keeps_the_order_of_the_file_and_names_an_unknown_id(pool: list[Item]) -> None:
+    ids = [pool[7].item_id, pool[2].item_id]
+    assert select_items(pool, ids) == [pool[2], pool[7]]
+    assert select_items(pool) == pool
+    with pytest.raises(InputError, match=r"No item has the id 'nope' \(and 1 more\)"):
+        select_items(pool, [*ids, "nope", "neither"])
+    with pytest.raises(InputError, match="empty"):
+        select_items(pool, [])
+    with pytest.raises(InputError, match="at least 1"):
+        select_items(pool, None, 0)
+
+
+def test_a_limit_takes_a_balanced_sample_and_a_smaller_one_is_a_subset(pool: list[Item]) -> None:
+    samples = [select_items(pool, None, n) for n in (8, 16, 80, len(pool), 10_000)]
+    for small, large in zip(samples, samples[1:], strict=False):
+        assert {item.item_id for item in small} <= {item.item_id for item in large}
+    assert set(Counter(item.operator for item in samples[1]).values()) == {2}
+    assert max(Counter(item.task_id for item in samples[2]).values()) <= 3
+    assert samples[3] == samples[4] == pool
+    assert samples[2] == [item for item in pool if item in samples[2]]
+
+
+def test_the_balanced_order_holds_every_item_once(pool: list[Item]) -> None:
+    order = balanced_order(pool, random.Random(5))
+    assert sorted(item.item_id for item in order) == sorted(item.item_id for item in pool)
+
+
+@pytest.mark.needs_reference
+@pytest.mark.parametrize(("env", "n", "per_task"), [("toolshed", 100, 3), ("coderepair", 60, 1)])
+def test_the_balanced_subset_is_the_published_one(
+    env: str, n: int, per_task: int, reference_dir: Path
+) -> None:
+    items = load_items(reference_dir / f"{env}_items.jsonl")
+    published = json.loads((reference_dir / f"core_ids_{env}.json").read_text())
+    chosen = balanced_subset(items, n, per_task, random.Random(20260808))
+    assert [item.item_id for item in chosen] == published

@@ -1,0 +1,191 @@
+"""Each measure against numbers done by hand, and everything that must be refused or left out."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mech.errors import InputError
+from probes.measures import COLUMNS, DEFINITIONS, check_identity, measure
+
+REFERENCE = Path(__file__).resolve().parent.parent.parent / "shared" / "reference"
+
+# One item: condition → candidate → log-probability. The failed action has 4 tokens.
+HAND = {
+    "pre": {"failed": -20.0, "gold": -10.0, "distractor0": -21.0, "distractor1": -30.0},
+    "fail": {"failed": -5.0, "gold": -9.0, "distractor0": -6.0, "distractor1": -8.0},
+    "neut": {"failed": -7.0, "gold": -9.5},
+    "abstract": {"failed": -17.0, "gold": -9.0},
+}
+
+
+def _rows(
+    scores: dict[str, dict[str, float]], item: str = "t1-a", task: str = "t1", **columns: Any
+) -> pd.DataFrame:
+    lines = [
+        {
+            **{"model": "m", "env": "e", "item_id": item, "task_id": task},
+            **{"condition": condition, "candidate": candidate, "logprob": logprob},
+            **{"n_tokens": 4 if candidate == "failed" else 6},
+            **{"is_greedy": condition == "fail" and candidate == "failed"},
+            **columns,
+        }
+        for condition, candidates in scores.items()
+        for candidate, logprob in candidates.items()
+    ]
+    return pd.DataFrame(lines)
+
+
+def _values(long: pd.DataFrame, item: str = "t1-a") -> dict[str, float]:
+    return long[long["item_id"] == item].set_index("measure")["value"].to_dict()
+
+
+def test_every_measure_is_what_its_definition_says() -> None:
+    found = _values(measure(_rows(HAND)))
+    assert list(found) == list(DEFINITIONS)
+    softmax_pre = 1 / (1 + math.exp(10) + math.exp(-1) + math.exp(-10))
+    softmax_fail = 1 / (1 + math.exp(-4) + math.exp(-1) + math.exp(-3))
+    assert found == pytest.approx({
+        "G": -15.0, "copy": 13.0, "sem": 2.0,
+        "G_per_token": -3.75, "copy_per_token": 3.25, "sem_per_token": 0.5,
+        "p_repeat_pre": softmax_pre, "p_repeat_fail": softmax_fail,
+        "greedy_repeat_pre": 0.0, "greedy_repeat_fail": 1.0,
+        "G_abstract": -3.0, "delta_abstract": -12.0,
+        "repair": 1.0, "margin_shift": 1.0 - 15.0,
+    }, abs=1e-12)  # fmt: skip
+
+
+def test_minus_G_is_copy_plus_sem() -> None:
+    rng = np.random.default_rng(0)
+    conditions = ("pre", "fail", "neut", "abstract")
+    frames = [
+        _rows({c: {"failed": -abs(float(rng.normal()) * 100)} for c in conditions}, item=f"i{i}")
+        for i in range(50)
+    ]
+    wide = measure(pd.concat(frames)).pivot(index="item_id", columns="measure", values="value")
+    np.testing.assert_allclose(-wide["G"], wide["copy"] + wide["sem"], atol=1e-9)
+    assert len(wide) == 50
+
+
+def test_a_broken_identity_names_the_item() -> None:
+    long = measure(pd.concat([_rows(HAND), _rows(HAND, item="t1-b")]))
+    check_identity(long)
+    broken = (long["item_id"] == "t1-b") & (long["measure"] == "sem")
+    long.loc[broken, "value"] += 2e-5
+    with pytest.raises(RuntimeError, match="t1-b"):
+        check_identity(long)
+
+
+@pytest.mark.parametrize(
+    ("gone", "lost"),
+    [
+        ("neut", {"copy", "sem", "copy_per_token", "sem_per_token"}),
+        ("abstract", {"G_abstract", "delta_abstract"}),
+        (
+            "fail",
+            set(DEFINITIONS) - {"copy", "copy_per_token", "p_repeat_pre", "greedy_repeat_pre", "G_abstract"},
+        ),
+    ],
+)
+def test_a_measure_without_its_condition_is_left_out_and_never_zero(gone: str, lost: set[str]) -> None:
+    found = measure(_rows({name: scores for name, scores in HAND.items() if name != gone}))
+    assert set(found["measure"]) == set(DEFINITIONS) - lost
+    # Also when another item has the condition, so that the column is there.
+    both = measure(pd.concat([_rows({n: s for n, s in HAND.items() if n != gone}), _rows(HAND, item="full")]))
+    assert set(both[both["item_id"] == "t1-a"]["measure"]) == set(DEFINITIONS) - lost
+    assert set(both[both["item_id"] == "full"]["measure"]) == set(DEFINITIONS)
+
+
+def test_a_missing_candidate_leaves_the_repeat_probability_out_where_it_is_missing() -> None:
+    torn = {**HAND, "fail": {k: v for k, v in HAND["fail"].items() if k != "distractor1"}}
+    found = _values(measure(_rows(torn)))
+    assert "p_repeat_fail" not in found
+    assert found["p_repeat_pre"] == _values(measure(_rows(HAND)))["p_repeat_pre"]
+
+
+def test_an_item_with_fewer_distractors_is_normalised_over_its_own_candidates() -> None:
+    pair = {
+        name: {c: v for c, v in scores.items() if c in ("failed", "gold")} for name, scores in HAND.items()
+    }
+    found = _values(measure(pd.concat([_rows(pair), _rows(HAND, item="other")])))
+    assert found["p_repeat_fail"] == pytest.approx(1 / (1 + math.exp(-4)))
+    alone = {name: {"failed": scores["failed"]} for name, scores in HAND.items()}
+    assert not {"p_repeat_pre", "p_repeat_fail", "repair"} & set(_values(measure(_rows(alone))))
+
+
+def test_very_improbable_candidates_do_not_underflow() -> None:
+    low = {c: {"failed": -5000.0, "gold": -5001.0} for c in ("pre", "fail")}
+    assert _values(measure(_rows(low)))["p_repeat_pre"] == pytest.approx(1 / (1 + math.exp(-1)))
+
+
+def test_the_order_of_the_rows_does_not_matter() -> None:
+    rows = pd.concat([_rows(HAND), _rows(HAND, item="b", task="t2"), _rows(HAND, item="a", task="t3")])
+    shuffled = rows.sample(frac=1, random_state=3)
+    pd.testing.assert_frame_equal(measure(rows), measure(shuffled))
+    assert measure(shuffled)["item_id"].unique().tolist() == ["a", "b", "t1-a"]
+    assert tuple(measure(rows).columns) == COLUMNS
+
+
+def test_ablations_are_measured_apart() -> None:
+    weaker = {name: {c: v / 2 for c, v in scores.items()} for name, scores in HAND.items()}
+    rows = pd.concat([_rows(HAND, ablation="none"), _rows(weaker, ablation="top:4")])
+    long = measure(rows)
+    assert tuple(long.columns) == (*COLUMNS, "ablation")
+    gains = long[long["measure"] == "G"].set_index("ablation")["value"].to_dict()
+    assert gains == {"none": -15.0, "top:4": -7.5}
+
+
+def test_no_rows_give_no_measures() -> None:
+    assert measure(_rows(HAND).iloc[:0]).empty
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "sentence"),
+    [
+        ("logprob", math.nan, "has no logprob"),
+        ("logprob", -math.inf, "not finite"),
+        ("logprob", 0.01, "not finite and ≤ 0"),
+        ("n_tokens", 0, "no tokens"),
+        ("n_tokens", 5, "two lengths"),
+        ("is_greedy", "yes", "is_greedy"),
+        ("is_greedy", None, "no is_greedy"),
+        ("task_id", None, "no task_id"),
+        ("task_id", "t9", "two tasks"),
+        ("candidate", "other", "candidate"),
+    ],
+)
+def test_a_row_that_could_only_give_a_wrong_number_is_refused(column: str, value: Any, sentence: str) -> None:
+    rows = _rows(HAND).astype({column: object})
+    rows.loc[0, column] = value
+    with pytest.raises(InputError, match=sentence) as caught:
+        measure(rows)
+    assert "t1-a" in str(caught.value)
+
+
+def test_a_score_that_stands_twice_is_refused_by_name() -> None:
+    rows = pd.concat([_rows(HAND), _rows({"neut": {"failed": -3.0}})])
+    with pytest.raises(InputError, match="t1-a/neut/failed stands twice"):
+        measure(rows)
+
+
+def test_missing_columns_are_named() -> None:
+    with pytest.raises(InputError, match="task_id, n_tokens"):
+        measure(_rows(HAND).drop(columns=["task_id", "n_tokens"]))
+
+
+@pytest.mark.needs_reference
+def test_the_papers_own_scores_give_the_papers_own_identities() -> None:
+    rows = pd.read_csv(REFERENCE / "ref_scores_smollm2-135m_sample.csv")
+    rows["task_id"] = rows["item_id"].str.extract(r"^(\w+-\d+)", expand=False)
+    rows = rows[rows["candidate"].isin(["failed", "gold", "distractor0", "distractor1"])]
+    long = measure(rows)
+    wide = long.pivot(index=["env", "item_id"], columns="measure", values="value")
+    assert len(wide) > 5 and wide["G"].notna().any()
+    both = wide.dropna(subset=["G", "copy", "sem"])
+    np.testing.assert_allclose(both["G"] + both["copy"] + both["sem"], 0, atol=1e-9)
+    np.testing.assert_allclose(wide["margin_shift"], wide["repair"] + wide["G"], atol=1e-9)
