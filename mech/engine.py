@@ -1,0 +1,261 @@
+"""The engine: scores and activations of token sequences, shared prefixes computed once, kept runs not run again.
+
+    engine = Engine(load_model("smollm2-135m-q4"))
+    run = engine.run(Query(prompt, action), keep=["blocks.18.attn.hook_z"])
+    run.score.total                          # log p(action | prompt), nats
+    run.cache["blocks.18.attn.hook_z"]       # [n action tokens, n_heads, d_head] at the candidate positions
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+
+from mech import packed, reference
+from mech.capture import shape_rows
+from mech.errors import InputError
+from mech.interventions import NOTHING, Intervention
+from mech.model import Model
+from mech.queries import Query, Score
+from mech.store import Store
+from mech.trie import Trie, common_prefix
+from mech.trunk import Trunk
+
+MAX_NODES = 640
+"""Nodes in one packed row: more share the matrix products better, but attention within the row grows with the square."""
+
+
+@dataclass
+class Meter:
+    """Forwards (passes of the model over a row or a sequence) that were run, and that a cache made unnecessary."""
+
+    ran: int = 0
+    saved: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One query's answer with what was kept of it.
+
+    Attributes:
+        query: the question.
+        score: log-probabilities of the action's tokens.
+        cache: hook name → activation at the candidate positions (shapes: `mech.capture`).
+        at: position set name → such a cache, for further sets ("record", "observation", …) that were asked for.
+        trunk: keys and values of the prompt without its last token, under the query's all-position edits.
+    """
+
+    query: Query
+    score: Score
+    cache: Mapping[str, Tensor]
+    at: Mapping[str, Mapping[str, Tensor]]
+    trunk: Trunk
+
+
+@dataclass
+class Engine:
+    """Answers queries about one model; the only state is what may be kept: trunks in memory, runs in a store.
+
+    Attributes:
+        model: the model.
+        cache_dir: folder for kept runs, or None to keep nothing on disk.
+        slow: answer scores by the reference path (one hooked full forward each).
+        meter: forwards run and saved so far.
+    """
+
+    model: Model
+    cache_dir: Path | None = None
+    slow: bool = False
+    meter: Meter = field(default_factory=Meter)
+    _trunks: dict[tuple[tuple[int, ...], str], Trunk] = field(default_factory=dict)
+
+    @property
+    def store(self) -> Store | None:
+        """The disk store of this model in this precision, if a folder was given."""
+        if self.cache_dir is None:
+            return None
+        return Store(
+            self.cache_dir,
+            {
+                "model_sha256": self.model.identity.sha256,
+                "dtype": str(self.model.dtype),
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+                "transformer_lens": version("transformer-lens"),
+            },
+        )
+
+    def trunk(self, tokens: Sequence[int], intervention: Intervention = NOTHING) -> Trunk:
+        """Keys and values of a prefix under the intervention's all-position edits; the last few stay in memory."""
+        everywhere = intervention.everywhere
+        key = (tuple(tokens), everywhere.fingerprint)
+        if key in self._trunks:
+            return self._trunks[key]
+        about = {"tokens": _hash(key[0]), "intervention": key[1]}
+        kept = self._get("trunk", about)
+        if kept is not None:
+            layers = range(self.model.n_layers)
+            trunk = Trunk(*key, tuple(kept[f"keys.{i}"] for i in layers), tuple(kept[f"values.{i}"] for i in layers))
+        else:
+            trunk = packed.grow(self.model, Trunk((), key[1]), key[0], everywhere) if tokens else Trunk(*key)
+            self.meter.ran += bool(tokens)
+            self._put("trunk", about, _named(keys=trunk.keys, values=trunk.values))
+        while len(self._trunks) >= 4:
+            self._trunks.pop(next(iter(self._trunks)))
+        self._trunks[key] = trunk
+        return trunk
+
+    def score(self, queries: Sequence[Query], shared: int | None = None) -> list[Score]:
+        """Score queries, packed over the prefix they share.
+
+        Args:
+            queries: any; those under one all-position intervention share a row.
+            shared: length of the prefix kept as trunk; None takes the longest that all prompts share. Giving it makes
+                the arithmetic independent of which other queries came before (rows are then bit-identical).
+
+        Raises:
+            InputError: `shared` is longer than the common prefix.
+            FloatingPointError: a logit is not finite.
+        """
+        about = {"queries": _hash(query.key for query in queries), "shared": str(shared), "slow": str(self.slow)}
+        kept = self._get("scores", about)
+        if kept is not None:
+            return [Score(kept[f"logprobs.{i}"].numpy(), kept[f"argmax.{i}"].numpy()) for i in range(len(queries))]
+        scores = self._score_slowly(queries) if self.slow else self._score_packed(queries, shared)
+        named = {f"logprobs.{i}": torch.from_numpy(score.logprobs) for i, score in enumerate(scores)}
+        named.update({f"argmax.{i}": torch.from_numpy(score.argmax) for i, score in enumerate(scores)})
+        self._put("scores", about, named)
+        return scores
+
+    def _score_slowly(self, queries: Sequence[Query]) -> list[Score]:
+        self.meter.ran += len(queries)
+        return reference.score(self.model, queries)
+
+    def _score_packed(self, queries: Sequence[Query], shared: int | None) -> list[Score]:
+        groups: dict[str, list[int]] = {}
+        for index, query in enumerate(queries):
+            groups.setdefault(query.intervention.everywhere.fingerprint, []).append(index)
+        scores: dict[int, Score] = {}
+        for members in groups.values():
+            chosen = [queries[index] for index in members]
+            trunk = self.trunk(chosen[0].tokens[: self._shared(chosen, shared)], chosen[0].intervention)
+            for batch in _batches(chosen, len(trunk)):
+                self.meter.ran += 1
+                answers = packed.score_row(self.model, [chosen[i] for i in batch], trunk)
+                scores.update({members[i]: answer for i, answer in zip(batch, answers, strict=True)})
+        return [scores[index] for index in range(len(queries))]
+
+    def run(
+        self,
+        query: Query,
+        keep: Sequence[str] = (),
+        shared: int = 0,
+        at: Mapping[str, Sequence[int]] | None = None,
+    ) -> Run:
+        """Run one query alone and keep named activations; a kept run is read back instead of run.
+
+        Args:
+            query: the question.
+            keep: TransformerLens hook names, such as "blocks.18.attn.hook_z".
+            shared: length of the prefix taken from a trunk (positions in it cannot be kept).
+            at: further position sets by name, absolute positions in the sequence; "candidate" is always kept.
+
+        Raises:
+            InputError: an unknown hook name, or a position inside the shared prefix or beyond the sequence.
+        """
+        sets = {"candidate": list(query.candidate), **{name: list(where) for name, where in (at or {}).items()}}
+        for name, where in sets.items():
+            if where and (min(where) < shared or max(where) >= len(query.tokens)):
+                raise InputError(f"The {name} positions lie outside the {shared}-{len(query.tokens) - 1} that this run has.")
+        about = {"query": query.key, "shared": str(shared), "at": _hash(sorted((n, *w) for n, w in sets.items()))}
+        kept = self._get("run", about)
+        if kept is None or any(f"{name}|candidate" not in kept for name in keep):
+            kept = self._run_alone(query, keep, shared, sets)
+            self._put("run", about, kept)
+        return self._as_run(query, kept, shared, sets)
+
+    def _run_alone(
+        self, query: Query, keep: Sequence[str], shared: int, sets: Mapping[str, Sequence[int]]
+    ) -> dict[str, Tensor]:
+        """One chain over the trunk; everything it leaves, by name, ready to be stored."""
+        trunk = self.trunk(query.tokens[:shared], query.intervention)
+        trie = Trie(len(trunk))
+        path = packed.insert(trie, query)
+        placements = packed.place(self.model, query, path, shared)
+        placements += [packed.Placement(edit, None) for edit in query.intervention.everywhere.edits]
+        done = packed.run_row(self.model, trie, trunk, placements, keep)
+        self.meter.ran += 1
+        nodes = [path[position - shared] for position in query.candidate]
+        [score] = packed.read_scores(self.model, done.resid, [nodes], [query.action])
+        prompt = len(query.prompt) - 1 - shared
+        out = {"logprobs": torch.from_numpy(score.logprobs), "argmax": torch.from_numpy(score.argmax)}
+        out |= _named(keys=[k[:, :, :prompt] for k in done.keys], values=[v[:, :, :prompt] for v in done.values])
+        for name, activation in done.kept.items():
+            for label, where in sets.items():
+                rows = [position - shared for position in where]
+                seen = [range(position + 1) for position in where]
+                out[f"{name}|{label}"] = shape_rows(self.model, name, activation, rows, seen, len(query.tokens))
+        return out
+
+    def _as_run(self, query: Query, kept: Mapping[str, Tensor], shared: int, sets: Mapping[str, Sequence[int]]) -> Run:
+        layers = range(self.model.n_layers)
+        base = self.trunk(query.tokens[:shared], query.intervention)
+        trunk = base.extend(
+            query.prompt[shared:-1],
+            [kept[f"keys.{i}"].to(self.model.device) for i in layers],
+            [kept[f"values.{i}"].to(self.model.device) for i in layers],
+        )
+        caches: dict[str, dict[str, Tensor]] = {label: {} for label in sets}
+        for name, tensor in kept.items():
+            hook, _, label = name.partition("|")
+            if label in caches:
+                caches[label][hook] = tensor.to(self.model.device)
+        score = Score(kept["logprobs"].numpy(), kept["argmax"].numpy())
+        return Run(query, score, caches["candidate"], caches, trunk)
+
+    def _get(self, kind: str, about: Mapping[str, str]) -> dict[str, Tensor] | None:
+        found = self.store.get(kind, about) if self.store is not None else None
+        self.meter.saved += found is not None
+        return found
+
+    def _put(self, kind: str, about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
+        if self.store is not None:
+            self.store.put(kind, about, tensors)
+
+    @staticmethod
+    def _shared(queries: Sequence[Query], shared: int | None) -> int:
+        longest = common_prefix([query.prompt[:-1] for query in queries])
+        if shared is None:
+            return longest
+        if shared > longest:
+            raise InputError(f"These queries share {longest} tokens, not {shared}.")
+        return shared
+
+
+def _batches(queries: Sequence[Query], trunk_length: int) -> list[list[int]]:
+    """Consecutive queries whose trie stays within MAX_NODES; one query alone may exceed it."""
+    batches: list[list[int]] = []
+    trie = Trie(trunk_length)
+    for index, query in enumerate(queries):
+        packed.insert(trie, query)
+        if not batches or len(trie) > MAX_NODES:
+            trie = Trie(trunk_length)
+            packed.insert(trie, query)
+            batches.append([])
+        batches[-1].append(index)
+    return batches
+
+
+def _named(**stacks: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {f"{name}.{i}": tensor for name, stack in stacks.items() for i, tensor in enumerate(stack)}
+
+
+def _hash(values: Iterable[object]) -> str:
+    return hashlib.sha256(repr(tuple(values)).encode()).hexdigest()

@@ -1,0 +1,190 @@
+"""`load_model`: the room's front door. Checkpoint → transformers → bridge → checks → Model.
+
+Raw weights: nothing is folded or centred, and no compatibility mode is on. Attention is eager, so that scores
+and patterns can be hooked. Everything is read from a local folder, so nothing is resolved online.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformer_lens.model_bridge import TransformerBridge
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from mech.chat import settings_for
+from mech.checkpoints import Checkpoint, resolve
+from mech.checks import CheckResult, stock_logits
+from mech.errors import InputError
+from mech.model import Identity, Model
+from mech.selfcheck import probe_ids, require, run_checks
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def default_cache_dir() -> Path:
+    """Where converted checkpoints go unless the caller says otherwise."""
+    return Path.home() / ".cache" / "backfire"
+
+
+def load_model(
+    name: str,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    cache_dir: Path | None = None,
+    check: bool = True,
+) -> Model:
+    """Load a model by name and refuse it if a load-time check fails.
+
+    Args:
+        name: `smollm2-135m-q4` (bundled), a short name of `mech.checkpoints.SHORT_NAMES`, a folder, a `.gguf`
+            file or a hub id.
+        dtype: "float32" unless there is a reason: scores in half precision change with the batch.
+        device: a torch device.
+        cache_dir: where de-quantised GGUF checkpoints are kept; `default_cache_dir()` if None.
+        check: run the self-checks of `mech.selfcheck`.
+
+    Raises:
+        InputError: unknown name, unreadable or incomplete weights, unusable dtype, device or cache folder, a
+            model that TransformerLens does not support, or a failed check.
+    """
+    model, checkpoint, stock = _load(name, dtype, device, cache_dir)
+    if check:
+        require(run_checks(model, stock, checkpoint.gguf_metadata))
+    return model
+
+
+def examine_model(
+    name: str, *, dtype: str = "float32", device: str = "cpu", cache_dir: Path | None = None
+) -> tuple[Model, list[CheckResult]]:
+    """Load a model and return it with every check's result, refusing nothing: what a diagnosis wants.
+
+    Raises:
+        InputError: as `load_model`, failed checks apart.
+    """
+    model, checkpoint, stock = _load(name, dtype, device, cache_dir)
+    return model, run_checks(model, stock, checkpoint.gguf_metadata)
+
+
+def _load(
+    name: str, dtype: str, device: str, cache_dir: Path | None
+) -> tuple[Model, Checkpoint, torch.Tensor]:
+    """The model, where it came from, and its stock logits on the probe ids."""
+    if dtype not in DTYPES:
+        raise InputError(f"'{dtype}' is not a dtype: choose one of {', '.join(DTYPES)}.")
+    _require_device(device)
+    with _quiet():
+        checkpoint = resolve(name, cache_dir or default_cache_dir())
+        tokenizer = _read_tokenizer(checkpoint)
+        hf_model = _read_weights(checkpoint, DTYPES[dtype]).to(device).eval()
+        # Counted and run before the bridge takes the model apart; tied parameters count once.
+        n_parameters = sum(parameter.numel() for parameter in hf_model.parameters())
+        stock = stock_logits(hf_model, probe_ids(tokenizer, device))
+        bridge = _wrap(checkpoint, hf_model, tokenizer, DTYPES[dtype], device)
+    identity = Identity(
+        name=name,
+        source=checkpoint.source,
+        sha256=checkpoint.sha256,
+        n_parameters=n_parameters,
+        architecture=type(hf_model).__name__,
+    )
+    return Model(bridge, tokenizer, identity, settings_for(tokenizer)), checkpoint, stock
+
+
+def _require_device(device: str) -> None:
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"The device '{device}' cannot be used here: {reason}") from error
+
+
+def _read_tokenizer(checkpoint: Checkpoint) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        reason = _first_line(error)
+        raise InputError(f"The tokenizer of '{checkpoint.name}' cannot be read: {reason}") from error
+
+
+def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+    """The transformers model; raises InputError where weights are unreadable, missing or of another shape.
+
+    transformers fills a missing weight with random numbers and only warns, so the report it returns is read.
+    """
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            checkpoint.folder,
+            dtype=dtype,
+            attn_implementation="eager",
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError) as error:
+        raise InputError(
+            f"The weights of '{checkpoint.name}' cannot be read ({_first_line(error)}): "
+            "fetch or convert them again."
+        ) from error
+    hf_model, report = loaded
+    absent = sorted({*report["missing_keys"], *map(str, report["mismatched_keys"])})
+    if absent:
+        raise InputError(
+            f"The checkpoint '{checkpoint.name}' lacks {len(absent)} weights its configuration asks for, "
+            f"the first being {absent[0]}: it is incomplete or its config.json belongs to another model."
+        )
+    return hf_model
+
+
+def _wrap(
+    checkpoint: Checkpoint, hf_model: Any, tokenizer: Any, dtype: torch.dtype, device: str
+) -> TransformerBridge:
+    """The bridge around the loaded model, which it changes in place.
+
+    TransformerLens sets missing special tokens on the tokenizer it is given, and replaces one that adds no
+    BOS by one that does; it gets a copy, marked so that it stays as it is.
+    """
+    private = copy.deepcopy(tokenizer)
+    private.init_kwargs["add_bos_token"] = True
+    try:
+        bridge = TransformerBridge.boot_transformers(
+            str(checkpoint.folder), hf_model=hf_model, tokenizer=private, device=device, dtype=dtype
+        )
+    except (ValueError, KeyError, NotImplementedError, AttributeError) as error:
+        raise InputError(
+            f"TransformerLens cannot wrap '{checkpoint.name}' ({type(hf_model).__name__}): "
+            f"{_first_line(error)}"
+        ) from error
+    bridge.eval()
+    return bridge
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No loading bar and no load report of transformers in the body: what it says is checked instead."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if shown:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,93 @@
+"""A loaded model as a value: TransformerLens bridge, tokenizer, chat settings and identity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformer_lens.model_bridge import TransformerBridge
+
+from mech.errors import InputError
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What exactly was loaded.
+
+    `source` is a hub id with its commit, a folder or a file; `sha256` covers the weight files, as names alone
+    do not tell a 4-bit copy from fp32; tied parameters count once; `architecture` is the transformers class.
+    """
+
+    name: str
+    source: str
+    sha256: str
+    n_parameters: int
+    architecture: str
+
+
+@dataclass(frozen=True)
+class Model:
+    """Everything the room needs to run a model; holds no caches and no hooks.
+
+    Sizes are read from the bridge's configuration: `n_kv_heads` < `n_heads` means grouped-query attention,
+    where `hook_k`/`hook_v` have `n_kv_heads` heads and `hook_z`/`hook_q`/`hook_pattern` have `n_heads`.
+    """
+
+    bridge: TransformerBridge
+    tokenizer: Any
+    identity: Identity
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def n_layers(self) -> int:
+        """Number of blocks."""
+        return int(self.bridge.cfg.n_layers)
+
+    @property
+    def n_heads(self) -> int:
+        """Query heads a layer."""
+        return int(self.bridge.cfg.n_heads)
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Key/value heads a layer."""
+        return int(getattr(self.bridge.cfg, "n_key_value_heads", None) or self.n_heads)
+
+    @property
+    def d_head(self) -> int:
+        """Size of one head."""
+        return int(self.bridge.cfg.d_head)
+
+    @property
+    def d_model(self) -> int:
+        """Size of the residual stream."""
+        return int(self.bridge.cfg.d_model)
+
+    @property
+    def d_vocab(self) -> int:
+        """Size of the logits."""
+        return int(self.bridge.cfg.d_vocab)
+
+    @property
+    def hf_config(self) -> Any:
+        """The transformers configuration of the text model."""
+        original: Any = self.bridge.original_model
+        return original.config.get_text_config()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.bridge.original_model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the parameters."""
+        return next(self.bridge.original_model.parameters()).dtype
+
+    def require_eval_mode(self) -> None:
+        """Raise InputError naming the first module in training mode: dropout makes a no-op patch non-zero."""
+        for name, module in self.bridge.original_model.named_modules():
+            if module.training:
+                where = f"module '{name}'" if name else "the whole model"
+                raise InputError(f"The model is in training mode ({where}): call model.bridge.eval() first.")

@@ -1,0 +1,98 @@
+"""The questions put to a model, and their answers: which logit scores which token.
+
+    tokens      p0  p1  p2 | a0  a1  a2        prompt | action
+    position     0   1   2 |  3   4   5
+    scored by            2    3   4            candidate positions: the last prompt token, then all but the last of a
+
+`logp(a | prompt)` is the sum over the action's tokens of the log-probability (nats) of each, given all before it:
+teacher forcing, no sampling. The same action ends every condition, so its candidate positions correspond one to one
+between conditions although the contexts differ in length.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mech.errors import InputError
+from mech.interventions import NOTHING, Intervention
+
+
+@dataclass(frozen=True)
+class Query:
+    """How likely is `action` after `prompt` (both token ids) under an intervention?"""
+
+    prompt: tuple[int, ...]
+    action: tuple[int, ...]
+    intervention: Intervention = NOTHING
+
+    def __post_init__(self) -> None:
+        if not self.prompt or not self.action:
+            raise InputError("A query needs at least one prompt token and one action token.")
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """What is run: the prompt and all but the last action token, which nothing has to follow."""
+        return self.prompt + self.action[:-1]
+
+    @property
+    def candidate(self) -> range:
+        """The positions whose logits predict the action's tokens, in order."""
+        return range(len(self.prompt) - 1, len(self.tokens))
+
+    @property
+    def key(self) -> str:
+        """SHA-256 over tokens and intervention."""
+        text = f"{self.prompt}|{self.action}|{self.intervention.fingerprint}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Score:
+    """Log-probabilities (nats) of the action's tokens, and whether each was the argmax at its position."""
+
+    logprobs: Float[np.ndarray, " pos"]
+    argmax: Bool[np.ndarray, " pos"]
+
+    @property
+    def total(self) -> float:
+        """The summed log-probability, accumulated exactly."""
+        return math.fsum(self.logprobs.tolist())
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.logprobs)
+
+    @property
+    def n_argmax_match(self) -> int:
+        return int(self.argmax.sum())
+
+    @property
+    def is_greedy(self) -> bool:
+        """Greedy decoding would begin with exactly this action."""
+        return bool(self.argmax.all())
+
+
+def token_logprobs(
+    logits: Float[Tensor, "row d_vocab"], targets: Tensor
+) -> tuple[Float[Tensor, " row"], Bool[Tensor, " row"]]:
+    """Log-softmax at the targets, at least in fp32, and whether each target is the argmax.
+
+    Raises:
+        FloatingPointError: a logit is not finite; such a run must not be recorded.
+    """
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    top, best = wide.max(dim=-1)
+    normaliser = torch.logsumexp(wide, dim=-1)
+    if not bool(torch.isfinite(normaliser).all()) or not bool(torch.isfinite(top).all()):
+        raise FloatingPointError("The model's logits are not finite: nothing of this run may be recorded.")
+    chosen = wide.gather(-1, targets[:, None])[:, 0]
+    if not bool(torch.isfinite(chosen).all()):
+        raise FloatingPointError("The model's logits are not finite: nothing of this run may be recorded.")
+    return chosen - normaliser, best == targets

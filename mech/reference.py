@@ -1,0 +1,43 @@
+"""The slow path, kept as the truth: one stock hooked forward of the whole sequence per question, no cache, no packing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mech.hooks import Placement, edit_hooks, hooked
+from mech.model import Model
+from mech.queries import Query, Score, token_logprobs
+
+
+def score(model: Model, queries: Sequence[Query]) -> list[Score]:
+    """Score each query by a full forward of the bridge with the intervention's hooks at absolute positions.
+
+    Raises:
+        HookMissed: a hook did not fire exactly once.
+        FloatingPointError: a logit is not finite.
+    """
+    return [_score_one(model, query) for query in queries]
+
+
+@torch.no_grad()
+def _score_one(model: Model, query: Query) -> Score:
+    logits = full_forward(model, query)
+    values, best = token_logprobs(logits[query.candidate.start :], torch.tensor(query.action, device=model.device))
+    return Score(values.double().cpu().numpy(), best.cpu().numpy())
+
+
+@torch.no_grad()
+def full_forward(model: Model, query: Query) -> Tensor:
+    """Logits [pos, d_vocab] of the query's whole sequence under its intervention, by the stock forward."""
+    model.require_eval_mode()
+    candidate = torch.tensor(list(query.candidate), device=model.device)
+    placements = [
+        Placement(edit, None if edit.where == "all" else candidate) for edit in query.intervention.edits
+    ]
+    tokens = torch.tensor([query.tokens], device=model.device)
+    with hooked(model, edit_hooks(model, placements), fires=1):
+        logits: Tensor = model.bridge(tokens)
+    return logits[0]
