@@ -69,7 +69,9 @@ def layout(model: Model, depths: Tensor, ancestry: Tensor, trunk_length: int) ->
     hidden = torch.finfo(model.dtype).min
 
     def additive(visible: Tensor) -> Tensor:
-        return torch.zeros(visible.shape, dtype=model.dtype, device=visible.device).masked_fill(~visible, hidden)[None, None]
+        return torch.zeros(visible.shape, dtype=model.dtype, device=visible.device).masked_fill(
+            ~visible, hidden
+        )[None, None]
 
     window = sliding_window(model)
     sliding = None
@@ -80,7 +82,7 @@ def layout(model: Model, depths: Tensor, ancestry: Tensor, trunk_length: int) ->
 
 
 def sliding_window(model: Model) -> int | None:
-    """The window of the model's sliding-attention layers (a position sees that many, itself included), if it has any."""
+    """How many positions, itself included, a position of a sliding-attention layer sees; None without such layers."""
     window = getattr(model.hf_config, "sliding_window", None)
     return int(window) if window and any(_slides(model, layer) for layer in range(model.n_layers)) else None
 
@@ -90,11 +92,15 @@ def _slides(model: Model, layer: int) -> bool:
     if kinds is None:
         return getattr(model.hf_config, "sliding_window", None) is not None
     if kinds[layer] not in ("full_attention", "sliding_attention"):
-        raise InputError(f"Layer {layer} is of kind '{kinds[layer]}', which this package cannot patch exactly.")
+        raise InputError(
+            f"Layer {layer} is of kind '{kinds[layer]}', which this package cannot patch exactly."
+        )
     return bool(kinds[layer] == "sliding_attention")
 
 
-def embed(model: Model, tokens: Int[Tensor, " node"], depths: Int[Tensor, " node"]) -> Float[Tensor, "1 node d_model"]:
+def embed(
+    model: Model, tokens: Int[Tensor, " node"], depths: Int[Tensor, " node"]
+) -> Float[Tensor, "1 node d_model"]:
     """The residual stream before block 0: token embedding, plus the learned position where the model has one."""
     bridge = model.bridge
     resid = bridge.embed(tokens[None])
@@ -147,7 +153,9 @@ def cache_argument(model: Model) -> str:
     )
 
 
-def run_block(model: Model, layer: int, resid: Tensor, arguments: dict[str, Any]) -> Float[Tensor, "1 node d_model"]:
+def run_block(
+    model: Model, layer: int, resid: Tensor, arguments: dict[str, Any]
+) -> Float[Tensor, "1 node d_model"]:
     """One stock block, hooks and all."""
     output = model.bridge.blocks[layer](resid, **arguments)
     return output[0] if isinstance(output, tuple) else output

@@ -1,11 +1,11 @@
 """Keeping named activations of chosen positions, shaped as TransformerLens shapes them but without the batch axis.
 
-    hook                                  shape here                        (n positions of one sequence)
-    hook_z, hook_q, hook_rot_q            [n, n_heads, d_head]
-    hook_k, hook_v, hook_rot_k            [n, n_kv_heads, d_head]           grouped-query: fewer heads than z
-    hook_pattern, hook_attn_scores        [n_heads, n, seq]                 columns are the sequence's own positions
-    hook_resid_pre / _mid / _post,        [n, d_model]
-    hook_attn_out, hook_mlp_out, others   [n, width]
+hook                                  shape here                        (n positions of one sequence)
+hook_z, hook_q, hook_rot_q            [n, n_heads, d_head]
+hook_k, hook_v, hook_rot_k            [n, n_kv_heads, d_head]           grouped-query: fewer heads than z
+hook_pattern, hook_attn_scores        [n_heads, n, seq]                 columns are the sequence's own positions
+hook_resid_pre / _mid / _post,        [n, d_model]
+hook_attn_out, hook_mlp_out, others   [n, width]
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROTATED = ("hook_rot_q", "hook_rot_k")
 def capture_hooks(
     model: Model, names: Sequence[str], keep: Callable[[str, Tensor], None]
 ) -> list[tuple[str, HookFunction]]:
-    """Read-only hooks that hand (name, activation with its batch axis) to `keep`; raises InputError for an unknown name."""
+    """Read-only hooks that hand (name, activation) to `keep`; raises InputError for an unknown name."""
 
     def reader(name: str) -> HookFunction:
         def function(activation: Tensor, hook: Any) -> None:
@@ -45,7 +45,12 @@ def capture_hooks(
 
 
 def shape_rows(
-    model: Model, name: str, activation: Tensor, rows: Sequence[int], columns: Sequence[Sequence[int]], seq: int
+    model: Model,
+    name: str,
+    activation: Tensor,
+    rows: Sequence[int],
+    columns: Sequence[Sequence[int]],
+    seq: int,
 ) -> Tensor:
     """The activation of one sequence's positions, in the module's documented shape, copied out of the packed row.
 
@@ -58,18 +63,22 @@ def shape_rows(
         seq: the sequence's length, the last axis of a pattern.
     """
     kind = name.rsplit(".", 1)[-1]
-    index = torch.as_tensor(list(rows), device=activation.device)
+    index = torch.as_tensor(list(rows), dtype=torch.long, device=activation.device)
     if kind in BY_SOURCE:
         picked = activation[0][:, index]
         fill = 0.0 if kind == "hook_pattern" else torch.finfo(activation.dtype).min
         out = torch.full((*picked.shape[:2], seq), fill, dtype=activation.dtype, device=activation.device)
         for place, seen in enumerate(columns):
-            out[:, place, : len(seen)] = picked[:, place, torch.as_tensor(list(seen), device=activation.device)]
+            out[:, place, : len(seen)] = picked[
+                :, place, torch.as_tensor(list(seen), device=activation.device)
+            ]
         return out
     if kind in ROTATED:
         return activation[0][:, index].transpose(0, 1).contiguous()
     if activation.ndim != 3:
-        raise InputError(f"'{name}' carries {tuple(activation.shape)}; only [batch, pos, width] activations can be kept.")
+        raise InputError(
+            f"'{name}' carries {tuple(activation.shape)}; only [batch, pos, width] activations can be kept."
+        )
     flat = activation[0][index]
     if kind in BY_HEAD:
         return einops.rearrange(flat, "pos (head d_head) -> pos head d_head", head=model.n_heads)

@@ -1,9 +1,9 @@
 """The engine: scores and activations of token sequences, shared prefixes computed once, kept runs not run again.
 
-    engine = Engine(load_model("smollm2-135m-q4"))
-    run = engine.run(Query(prompt, action), keep=["blocks.18.attn.hook_z"])
-    run.score.total                          # log p(action | prompt), nats
-    run.cache["blocks.18.attn.hook_z"]       # [n action tokens, n_heads, d_head] at the candidate positions
+engine = Engine(load_model("smollm2-135m-q4"))
+run = engine.run(Query(prompt, action), keep=["blocks.18.attn.hook_z"])
+run.score.total                          # log p(action | prompt), nats
+run.cache["blocks.18.attn.hook_z"]       # [n action tokens, n_heads, d_head] at the candidate positions
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mech.trie import Trie, common_prefix
 from mech.trunk import Trunk
 
 MAX_NODES = 640
-"""Nodes in one packed row: more share the matrix products better, but attention within the row grows with the square."""
+"""Nodes in one packed row: more share the matrix products better, but attention in the row grows with the square."""
 
 
 @dataclass
@@ -98,14 +98,16 @@ class Engine:
         key = (tuple(tokens), everywhere.fingerprint)
         if key in self._trunks:
             return self._trunks[key]
+        if not tokens:
+            return Trunk(*key)
         about = {"tokens": _hash(key[0]), "intervention": key[1]}
         kept = self._get("trunk", about)
         if kept is not None:
-            layers = range(self.model.n_layers)
-            trunk = Trunk(*key, tuple(kept[f"keys.{i}"] for i in layers), tuple(kept[f"values.{i}"] for i in layers))
+            self.meter.saved += 1
+            trunk = Trunk(*key, self._layers(kept, "keys"), self._layers(kept, "values"))
         else:
-            trunk = packed.grow(self.model, Trunk((), key[1]), key[0], everywhere) if tokens else Trunk(*key)
-            self.meter.ran += bool(tokens)
+            self.meter.ran += 1
+            trunk = packed.grow(self.model, Trunk((), key[1]), key[0], everywhere)
             self._put("trunk", about, _named(keys=trunk.keys, values=trunk.values))
         while len(self._trunks) >= 4:
             self._trunks.pop(next(iter(self._trunks)))
@@ -124,13 +126,22 @@ class Engine:
             InputError: `shared` is longer than the common prefix.
             FloatingPointError: a logit is not finite.
         """
-        about = {"queries": _hash(query.key for query in queries), "shared": str(shared), "slow": str(self.slow)}
+        about = {
+            "queries": _hash(query.key for query in queries),
+            "shared": str(shared),
+            "slow": str(self.slow),
+        }
         kept = self._get("scores", about)
         if kept is not None:
-            return [Score(kept[f"logprobs.{i}"].numpy(), kept[f"argmax.{i}"].numpy()) for i in range(len(queries))]
+            self.meter.saved += int(kept["forwards"])
+            return [
+                Score(kept[f"logprobs.{i}"].numpy(), kept[f"argmax.{i}"].numpy()) for i in range(len(queries))
+            ]
+        before = self.meter.ran
         scores = self._score_slowly(queries) if self.slow else self._score_packed(queries, shared)
         named = {f"logprobs.{i}": torch.from_numpy(score.logprobs) for i, score in enumerate(scores)}
         named.update({f"argmax.{i}": torch.from_numpy(score.argmax) for i, score in enumerate(scores)})
+        named["forwards"] = torch.tensor(self.meter.ran - before)
         self._put("scores", about, named)
         return scores
 
@@ -170,16 +181,30 @@ class Engine:
         Raises:
             InputError: an unknown hook name, or a position inside the shared prefix or beyond the sequence.
         """
-        sets = {"candidate": list(query.candidate), **{name: list(where) for name, where in (at or {}).items()}}
+        sets = {name: list(where) for name, where in (at or {}).items()}
+        if "candidate" in sets or shared < 0:
+            raise InputError(
+                "The candidate positions follow from the query, and a shared length is not negative."
+            )
+        sets["candidate"] = list(query.candidate)
         for name, where in sets.items():
             if where and (min(where) < shared or max(where) >= len(query.tokens)):
-                raise InputError(f"The {name} positions lie outside the {shared}-{len(query.tokens) - 1} that this run has.")
-        about = {"query": query.key, "shared": str(shared), "at": _hash(sorted((n, *w) for n, w in sets.items()))}
+                raise InputError(
+                    f"The {name} positions lie outside the {shared}-{len(query.tokens) - 1} that this run has."
+                )
+        about = {
+            "query": query.key,
+            "shared": str(shared),
+            "at": _hash(sorted((n, *w) for n, w in sets.items())),
+        }
         kept = self._get("run", about)
-        if kept is None or any(f"{name}|candidate" not in kept for name in keep):
-            kept = self._run_alone(query, keep, shared, sets)
+        lacking = [name for name in keep if kept is None or f"{name}|candidate" not in kept]
+        if kept is None or lacking:
+            kept = {**(kept or {}), **self._run_alone(query, lacking, shared, sets)}
             self._put("run", about, kept)
-        return self._as_run(query, kept, shared, sets)
+        else:
+            self.meter.saved += 1
+        return self._as_run(query, kept, keep, shared, sets)
 
     def _run_alone(
         self, query: Query, keep: Sequence[str], shared: int, sets: Mapping[str, Sequence[int]]
@@ -188,53 +213,58 @@ class Engine:
         trunk = self.trunk(query.tokens[:shared], query.intervention)
         trie = Trie(len(trunk))
         path = packed.insert(trie, query)
-        placements = packed.place(self.model, query, path, shared)
-        placements += [packed.Placement(edit, None) for edit in query.intervention.everywhere.edits]
+        placements = [packed.Placement(edit, None) for edit in query.intervention.everywhere.edits]
+        placements += packed.place(self.model, query, path, shared)
         done = packed.run_row(self.model, trie, trunk, placements, keep)
         self.meter.ran += 1
         nodes = [path[position - shared] for position in query.candidate]
         [score] = packed.read_scores(self.model, done.resid, [nodes], [query.action])
         prompt = len(query.prompt) - 1 - shared
         out = {"logprobs": torch.from_numpy(score.logprobs), "argmax": torch.from_numpy(score.argmax)}
-        out |= _named(keys=[k[:, :, :prompt] for k in done.keys], values=[v[:, :, :prompt] for v in done.values])
+        out |= _named(
+            keys=[k[:, :, :prompt] for k in done.keys], values=[v[:, :, :prompt] for v in done.values]
+        )
         for name, activation in done.kept.items():
             for label, where in sets.items():
                 rows = [position - shared for position in where]
                 seen = [range(position + 1) for position in where]
-                out[f"{name}|{label}"] = shape_rows(self.model, name, activation, rows, seen, len(query.tokens))
+                out[f"{name}|{label}"] = shape_rows(
+                    self.model, name, activation, rows, seen, len(query.tokens)
+                )
         return out
 
-    def _as_run(self, query: Query, kept: Mapping[str, Tensor], shared: int, sets: Mapping[str, Sequence[int]]) -> Run:
-        layers = range(self.model.n_layers)
+    def _as_run(
+        self,
+        query: Query,
+        kept: Mapping[str, Tensor],
+        keep: Sequence[str],
+        shared: int,
+        sets: Mapping[str, Sequence[int]],
+    ) -> Run:
         base = self.trunk(query.tokens[:shared], query.intervention)
-        trunk = base.extend(
-            query.prompt[shared:-1],
-            [kept[f"keys.{i}"].to(self.model.device) for i in layers],
-            [kept[f"values.{i}"].to(self.model.device) for i in layers],
-        )
-        caches: dict[str, dict[str, Tensor]] = {label: {} for label in sets}
-        for name, tensor in kept.items():
-            hook, _, label = name.partition("|")
-            if label in caches:
-                caches[label][hook] = tensor.to(self.model.device)
+        trunk = base.extend(query.prompt[shared:-1], self._layers(kept, "keys"), self._layers(kept, "values"))
+        caches = {
+            label: {name: kept[f"{name}|{label}"].to(self.model.device) for name in keep} for label in sets
+        }
         score = Score(kept["logprobs"].numpy(), kept["argmax"].numpy())
         return Run(query, score, caches["candidate"], caches, trunk)
 
     def _get(self, kind: str, about: Mapping[str, str]) -> dict[str, Tensor] | None:
-        found = self.store.get(kind, about) if self.store is not None else None
-        self.meter.saved += found is not None
-        return found
+        return self.store.get(kind, about) if self.store is not None else None
 
     def _put(self, kind: str, about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
         if self.store is not None:
             self.store.put(kind, about, tensors)
+
+    def _layers(self, kept: Mapping[str, Tensor], name: str) -> tuple[Tensor, ...]:
+        return tuple(kept[f"{name}.{layer}"].to(self.model.device) for layer in range(self.model.n_layers))
 
     @staticmethod
     def _shared(queries: Sequence[Query], shared: int | None) -> int:
         longest = common_prefix([query.prompt[:-1] for query in queries])
         if shared is None:
             return longest
-        if shared > longest:
+        if not 0 <= shared <= longest:
             raise InputError(f"These queries share {longest} tokens, not {shared}.")
         return shared
 

@@ -69,7 +69,7 @@ class HeadSet:
         return cls(Head.parse(part) for part in parts)
 
     def check(self, n_layers: int, n_heads: int) -> HeadSet:
-        """Return self if every head exists in a model of this size; raises InputError naming the first that does not."""
+        """Return self if every head exists in a model of this size; raises InputError naming one that does not."""
         for head in self.heads:
             if head.layer >= n_layers or head.head >= n_heads:
                 raise InputError(

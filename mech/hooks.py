@@ -105,17 +105,37 @@ class Placement:
 
 
 def edit_hooks(model: Model, placements: Sequence[Placement]) -> list[tuple[str, HookFunction]]:
-    """One hook a touched site and layer, carrying out every placement there; for runs of batch size 1."""
+    """One hook a touched site and layer, carrying out every placement there in order; for runs of batch size 1.
+
+    Raises:
+        InputError: an edit's head does not exist, or its value has another width than the activation.
+    """
     grouped: dict[str, list[Placement]] = {}
     for placement in placements:
+        _require_fit(model, placement.edit)
         grouped.setdefault(placement.edit.hook_name, []).append(placement)
     return [(name, _apply(model, group)) for name, group in grouped.items()]
+
+
+def _require_fit(model: Model, edit: Edit) -> None:
+    """An edit of a head beyond the last would change nothing, and read as "no effect"."""
+    if edit.head is not None and not 0 <= edit.head < model.n_heads:
+        raise InputError(
+            f"L{edit.layer}H{edit.head} does not exist: the model has heads 0-{model.n_heads - 1} a layer."
+        )
+    width = model.d_model if edit.head is None else model.d_head
+    if edit.value is not None and edit.value.shape[-1] != width:
+        raise InputError(
+            f"A value for {edit.hook_name} must be {width} wide, this one is {edit.value.shape[-1]}."
+        )
 
 
 def _apply(model: Model, group: Sequence[Placement]) -> HookFunction:
     def function(activation: Tensor, hook: Any) -> Tensor:
         if activation.ndim != 3 or activation.shape[0] != 1:
-            raise HookMissed(f"'{hook.name}' carries {tuple(activation.shape)} where [1, pos, width] is expected.")
+            raise HookMissed(
+                f"'{hook.name}' carries {tuple(activation.shape)} where [1, pos, width] is expected."
+            )
         edited = activation.clone()
         for placement in group:
             edit = placement.edit

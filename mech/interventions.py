@@ -62,9 +62,12 @@ class Edit:
             raise InputError(f"An edit of '{self.site}' {'needs' if self.site == 'z' else 'takes no'} head.")
         if self.value is not None and self.value.ndim == 2 and self.where == "all":
             raise InputError("An edit at all positions takes one value, not one a position.")
+        if self.value is not None and self.value.ndim not in (1, 2):
+            raise InputError("The value of an edit is [d] or [pos, d].")
 
     @property
     def hook_name(self) -> str:
+        """The TransformerLens name of the edited activation."""
         return HOOK_NAMES[self.site].format(layer=self.layer)
 
     @property
@@ -80,9 +83,18 @@ class Edit:
 
 @dataclass(frozen=True, eq=False)
 class Intervention:
-    """A set of edits made together in one run. `NOTHING` is the clean run."""
+    """A set of edits made together in one run, those at all positions before those at the candidate positions.
+
+    No two edits have the same site, layer, head and positions: their order would matter, and the fingerprint has none.
+    `NOTHING` is the clean run.
+    """
 
     edits: tuple[Edit, ...] = ()
+
+    def __post_init__(self) -> None:
+        targets = [(edit.site, edit.layer, edit.head, edit.where) for edit in self.edits]
+        if len(set(targets)) != len(targets):
+            raise InputError("An intervention edits the same activation at the same positions twice.")
 
     @property
     def fingerprint(self) -> str:

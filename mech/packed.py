@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -82,17 +83,31 @@ def grow(model: Model, trunk: Trunk, tokens: Sequence[int], intervention: Interv
     trie = Trie(len(trunk))
     trie.insert(list(tokens), [""] * len(tokens))
     run = run_row(model, trie, trunk, [Placement(edit, None) for edit in everywhere.edits])
-    return Trunk(trunk.tokens, everywhere.fingerprint, trunk.keys, trunk.values).extend(tokens, run.keys, run.values)
+    return Trunk(trunk.tokens, everywhere.fingerprint, trunk.keys, trunk.values).extend(
+        tokens, run.keys, run.values
+    )
 
 
-def place(model: Model, query: Query, path: Sequence[int], trunk_length: int) -> list[Placement]:
-    """Where a query's edits act in a row: its own candidate nodes, or (for all-position edits) nowhere in particular."""
-    nodes = torch.tensor([path[position - trunk_length] for position in query.candidate], device=model.device)
-    return [Placement(edit, nodes) for edit in query.intervention.at_candidate.edits]
+def place(
+    model: Model, query: Query, path: Sequence[int], trunk_length: int, placed: AbstractSet[int] = frozenset()
+) -> list[Placement]:
+    """Where a query's candidate edits act in a row: its candidate nodes, less those `placed` by another query.
+
+    Two actions under one intervention share the nodes of their common beginning; scaling those twice would be wrong.
+    """
+    nodes = [path[position - trunk_length] for position in query.candidate]
+    own = [at for at, node in enumerate(nodes) if node not in placed]
+    rows = torch.tensor([nodes[at] for at in own], dtype=torch.long, device=model.device)
+    placements = []
+    for edit in query.intervention.at_candidate.edits:
+        if edit.value is not None and edit.value.ndim == 2:
+            edit = replace(edit, value=edit.value[own])
+        placements.append(Placement(edit, rows))
+    return placements
 
 
 def insert(trie: Trie, query: Query) -> tuple[int, ...]:
-    """Add a query's sequence below the trunk; copies under different candidate edits part at the first candidate position."""
+    """Add a query's sequence below the trunk; copies under other edits part at the first candidate position."""
     edits = query.intervention.at_candidate
     tag = edits.fingerprint if edits.edits else ""
     start = query.candidate.start
@@ -105,23 +120,25 @@ def score_row(model: Model, queries: Sequence[Query], trunk: Trunk) -> list[Scor
     """Score queries that begin with the trunk and share the trunk's all-position edits: one packed forward.
 
     Raises:
-        ValueError: a query does not begin with the trunk, or was meant for another intervention.
+        ValueError: a query does not begin with the trunk, or has other all-position edits than trunk and row.
         FloatingPointError: a logit is not finite.
     """
     everywhere = queries[0].intervention.everywhere
     trie = Trie(len(trunk))
     paths, placements = [], [Placement(edit, None) for edit in everywhere.edits]
-    placed: set[tuple[int, str]] = set()
+    placed: set[int] = set()
     for query in queries:
         trunk.require(query.tokens, query.intervention.everywhere.fingerprint)
+        if query.intervention.everywhere.fingerprint != everywhere.fingerprint:
+            raise ValueError("Queries of one row must share their all-position edits.")
         path = insert(trie, query)
         paths.append(path)
-        copy = (path[query.candidate.start - len(trunk)], query.intervention.at_candidate.fingerprint)
-        if copy not in placed:
-            placed.add(copy)
-            placements += place(model, query, path, len(trunk))
+        placements += place(model, query, path, len(trunk), placed)
+        placed.update(path[query.candidate.start - len(trunk) :])
     run = run_row(model, trie, trunk, placements)
-    wanted = [[path[i - len(trunk)] for i in query.candidate] for query, path in zip(queries, paths, strict=True)]
+    wanted = [
+        [path[i - len(trunk)] for i in query.candidate] for query, path in zip(queries, paths, strict=True)
+    ]
     return read_scores(model, run.resid, wanted, [query.action for query in queries])
 
 

@@ -31,7 +31,7 @@ from mech.model import Model
 from mech.queries import Query, Score
 
 SWEEP_NODES = 256
-"""Nodes in one packed row of a sweep: enough for large matrix products, few enough that copies do not attend in vain."""
+"""Nodes in one packed row of a sweep: many for large matrix products, few that copies do not attend in vain."""
 
 
 def sweep_names(model: Model) -> list[str]:
@@ -54,7 +54,9 @@ def stacked(run: Run, model: Model, kind: str) -> Tensor:
 
 
 @torch.no_grad()
-def patch_heads(engine: Engine, recipient: Run, donor: Run, heads: HeadSet | None = None) -> dict[Head, Score]:
+def patch_heads(
+    engine: Engine, recipient: Run, donor: Run, heads: HeadSet | None = None
+) -> dict[Head, Score]:
     """Score the recipient's action with z of one head after another taken from the donor.
 
     Args:
@@ -93,7 +95,9 @@ def patch_sets(engine: Engine, recipient: Run, donor: Run, sets: Mapping[str, He
     """Score the recipient's action with z of all heads of a set taken from the donor together, set by set."""
     model = engine.model
     z = _donor_z(model, recipient, donor)
-    queries = [patched_query(recipient, heads.check(model.n_layers, model.n_heads), z) for heads in sets.values()]
+    queries = [
+        patched_query(recipient, heads.check(model.n_layers, model.n_heads), z) for heads in sets.values()
+    ]
     if engine.slow:
         engine.meter.ran += len(queries)
         return dict(zip(sets, reference.score(model, queries), strict=True))
@@ -106,10 +110,10 @@ def patch_sets(engine: Engine, recipient: Run, donor: Run, sets: Mapping[str, He
 
 
 def everything_from(model: Model, donor: Run) -> Intervention:
-    """All that the candidate positions compute, taken from the donor: z and MLP output of every layer, and the embedding.
+    """All that the candidate positions compute, from the donor: z and MLP output of every layer, the embedding.
 
-    Under it a run must give the donor's log-probabilities (an identity, not a measurement). The embedding differs between
-    runs only where positions are learned (GPT-2). The donor must have kept `hook_mlp_out` as well.
+    Under it a run must give the donor's log-probabilities (an identity, not a measurement). The embedding
+    differs between runs only where positions are learned (GPT-2). The donor must have kept `hook_mlp_out` as well.
     """
     z, mlp = stacked(donor, model, "attn.hook_z"), stacked(donor, model, "hook_mlp_out")
     edits = list(replace_heads(all_heads(model), z, "candidate").edits)
@@ -119,7 +123,7 @@ def everything_from(model: Model, donor: Run) -> Intervention:
 
 
 def patched_query(recipient: Run, heads: HeadSet, z: Tensor) -> Query:
-    """The recipient's query with z of these heads replaced at the candidate positions; z is [layer, pos, head, d_head]."""
+    """The recipient's query with z of these heads replaced at the candidate positions; z [layer, pos, head, d_head]."""
     query = recipient.query
     return Query(query.prompt, query.action, query.intervention + replace_heads(heads, z, "candidate"))
 

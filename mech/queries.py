@@ -35,6 +35,11 @@ class Query:
     def __post_init__(self) -> None:
         if not self.prompt or not self.action:
             raise InputError("A query needs at least one prompt token and one action token.")
+        for edit in self.intervention.edits:
+            if edit.value is not None and edit.value.ndim == 2 and len(edit.value) != len(self.action):
+                raise InputError(
+                    f"An edit has values for {len(edit.value)} candidate positions, the action has {len(self.action)}."
+                )
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -67,10 +72,12 @@ class Score:
 
     @property
     def n_tokens(self) -> int:
+        """How many tokens the action has."""
         return len(self.logprobs)
 
     @property
     def n_argmax_match(self) -> int:
+        """How many of them greedy decoding would have chosen."""
         return int(self.argmax.sum())
 
     @property

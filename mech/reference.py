@@ -1,4 +1,4 @@
-"""The slow path, kept as the truth: one stock hooked forward of the whole sequence per question, no cache, no packing."""
+"""The slow path, kept as the truth: one stock hooked forward of the whole sequence per question."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def score(model: Model, queries: Sequence[Query]) -> list[Score]:
 @torch.no_grad()
 def _score_one(model: Model, query: Query) -> Score:
     logits = full_forward(model, query)
-    values, best = token_logprobs(logits[query.candidate.start :], torch.tensor(query.action, device=model.device))
+    values, best = token_logprobs(
+        logits[query.candidate.start :], torch.tensor(query.action, device=model.device)
+    )
     return Score(values.double().cpu().numpy(), best.cpu().numpy())
 
 
@@ -34,9 +36,8 @@ def full_forward(model: Model, query: Query) -> Tensor:
     """Logits [pos, d_vocab] of the query's whole sequence under its intervention, by the stock forward."""
     model.require_eval_mode()
     candidate = torch.tensor(list(query.candidate), device=model.device)
-    placements = [
-        Placement(edit, None if edit.where == "all" else candidate) for edit in query.intervention.edits
-    ]
+    placements = [Placement(edit, None) for edit in query.intervention.everywhere.edits]
+    placements += [Placement(edit, candidate) for edit in query.intervention.at_candidate.edits]
     tokens = torch.tensor([query.tokens], device=model.device)
     with hooked(model, edit_hooks(model, placements), fires=1):
         logits: Tensor = model.bridge(tokens)

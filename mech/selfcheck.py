@@ -28,6 +28,7 @@ from mech.checks import (
 )
 from mech.errors import InputError
 from mech.model import Model
+from mech.packed_check import check_packed_row
 
 TRANSFORMERS_RANGE = ((5, 9), (5, 24))
 """First version that works, first that does not: 5.24 renamed the argument that holds the cache."""
@@ -38,6 +39,7 @@ _FORWARD_CHECKS: tuple[Callable[[Model, Trace], CheckResult | list[CheckResult]]
     check_kv_heads,
     check_cache,
     check_causal_hooks,
+    check_packed_row,
 )
 
 N_PROBE = 12

@@ -13,6 +13,7 @@ import json
 import os
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from mech.errors import InputError
 
-FORMAT = "1"
+FORMAT = "2"
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,16 @@ class Store:
             InputError: the file is torn, or its header is not that of this model and question (stale or foreign).
         """
         path = self.path(kind, about)
-        if not path.exists():
-            return None
         try:
+            if not path.exists():
+                return None
             with safe_open(path, framework="pt") as file:
                 found = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         except (SafetensorError, OSError) as error:
-            raise InputError(f"The cache entry {path} cannot be read ({error}): delete it and run again.") from error
+            raise InputError(
+                f"The cache entry {path} cannot be read ({error}): delete it and run again."
+            ) from error
         wanted = {**self._header(kind), **about}
         wrong = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
         if wrong:
@@ -76,7 +79,8 @@ class Store:
             save_file(whole, temporary, metadata={**self._header(kind), **about})
             os.replace(temporary, path)
         except (OSError, SafetensorError) as error:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # the folder may not even be one
+                temporary.unlink(missing_ok=True)
             raise InputError(f"The cache folder {self.folder} cannot be written ({error}).") from error
 
     def _header(self, kind: str) -> dict[str, str]:

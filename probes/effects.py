@@ -94,13 +94,14 @@ def redundancy(
     Args:
         rows: as `item_shares`, with a column `set`: joint patches, and single patches of their heads.
         members: set label → its (layer, head) pairs.
-        rng_for: gives the stream `redundancy/DIRECTION/SET`.
+        rng_for: gives the streams `redundancy/DIRECTION/SET` and `joint/DIRECTION/SET`.
         n_draws: bootstrap draws.
         min_delta: a mean |delta| below this is too small to divide by.
 
     Returns:
-        direction, set, joint_nats, singles_nats (sum of single effects), redundancy_nats, ci_lo, ci_hi,
-        joint_share (of the mean delta; NaN where that is small), n, n_clusters: means over items.
+        direction, set, joint_share of the mean delta with its interval share_lo, share_hi (NaN where the delta
+        is small), joint_nats, singles_nats (sum of single effects), redundancy_nats with its interval ci_lo,
+        ci_hi, n, n_clusters: means over items.
 
     Raises:
         InputError: as `item_shares`; a set has no member list, or a head was not patched alone on its items.
@@ -118,12 +119,26 @@ def redundancy(
         gap = (joint - singles).to_numpy(float)[:, None]
         rng = rng_for(f"redundancy/{direction}/{label}")
         found = cluster_ratios(gap, np.ones_like(gap), items["task_id"], rng, n_draws)[0]
-        delta = float(items["delta"].mean())
-        share = math.nan if abs(delta) < min_delta else float(joint.mean()) / delta
+        deltas = items["delta"].to_numpy(float)[:, None]
+        effects = joint.to_numpy(float)[:, None]
+        share = cluster_ratios(
+            effects, deltas, items["task_id"], rng_for(f"joint/{direction}/{label}"), n_draws
+        )[0]
+        small = abs(float(deltas.mean())) < min_delta
+        shares = (math.nan,) * 3 if small else (share.mean, share.lo, share.hi)
         cells = (float(joint.mean()), float(singles.mean()), found.mean, found.lo, found.hi)
-        lines.append((direction, label, *cells, share, found.n, found.n_clusters))
-    nats = ["joint_nats", "singles_nats", "redundancy_nats", "ci_lo", "ci_hi"]
-    return pd.DataFrame(lines, columns=["direction", "set", *nats, "joint_share", "n", "n_clusters"])
+        lines.append((direction, label, *shares, *cells, found.n, found.n_clusters))
+    cells_of = [
+        "joint_share",
+        "share_lo",
+        "share_hi",
+        "joint_nats",
+        "singles_nats",
+        "redundancy_nats",
+        "ci_lo",
+        "ci_hi",
+    ]
+    return pd.DataFrame(lines, columns=["direction", "set", *cells_of, "n", "n_clusters"])
 
 
 def share_cells(share: Interval, small: bool, effect: float) -> tuple[float | int | bool, ...]:

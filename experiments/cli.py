@@ -1,0 +1,82 @@
+"""`backfire`: one subcommand a study. A user's mistake is one line and exit code 2, a failed check exit code 1."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from envs.errors import InputError as EnvironmentInputError
+from experiments.options import Study
+from mech.errors import InputError
+
+STUDIES = {
+    "doctor": "experiments.doctor",
+    "items": "experiments.make_items",
+    "probe": "experiments.probe_items",
+    "heads": "experiments.find_heads",
+    "patch": "experiments.patch_heads",
+    "ablate": "experiments.ablate_heads",
+    "bench": "experiments.bench",
+    "demo": "experiments.demo",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one study; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help") or words[0] not in STUDIES:
+        return _overview(words)
+    logging.basicConfig(format="%(message)s", stream=sys.stderr, level=logging.WARNING)
+    logging.getLogger("experiments").setLevel(logging.INFO)
+    study: Study = import_module(STUDIES[words[0]]).STUDY
+    try:
+        report = study.run(parser(study).parse_args(words[1:]))
+    except (InputError, EnvironmentInputError) as error:
+        print(f"backfire {study.name}: {error}", file=sys.stderr)
+        return 2
+    except FloatingPointError as error:
+        print(f"backfire {study.name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\nbackfire {study.name}: stopped; the same command goes on from here.", file=sys.stderr)
+        return 130
+    print(report.text)
+    return 0 if report.ok else 1
+
+
+def parser(study: Study) -> argparse.ArgumentParser:
+    """The study's own parser; every option is a flag with a value."""
+    made = argparse.ArgumentParser(
+        prog=f"backfire {study.name}",
+        description=study.summary,
+        epilog=f"example: {study.example}",
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    for option in study.options:
+        made.add_argument(
+            f"--{option.name}",
+            dest=option.key,
+            type=option.type,
+            default=option.default,
+            choices=option.choices,
+            help=option.help,
+        )
+    return made
+
+
+def _overview(words: Sequence[str]) -> int:
+    lines = ["usage: backfire STUDY [--option value ...]   (backfire STUDY --help tells the options)", ""]
+    lines += [f"  {name:<8}{import_module(module).STUDY.summary}" for name, module in STUDIES.items()]
+    if not words or words[0] in ("-h", "--help"):
+        print("\n".join(lines))
+        return 0
+    print(f"backfire: '{words[0]}' is not a study: choose one of {', '.join(STUDIES)}.", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

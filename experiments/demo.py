@@ -1,0 +1,110 @@
+"""`backfire demo`: the main job on the bundled model in a few minutes, by calling the studies one after the other.
+
+doctor → items → probe → heads → patch → ablate → figures, all in one run folder, on the project's own items.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments import ablate_heads, doctor, find_heads, make_items, patch_heads, probe_items
+from experiments.options import MODEL, OUT, QUIET, SEED, Option, Report, Study, positive, whole_numbers
+from mech.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+PROBED = Option("items-probed", positive, 24, "items whose Δcopy and Δsem are measured")
+PATCHED = Option("items-patched", positive, 3, "items whose every head is patched, both directions")
+ABLATED = Option("items-ablated", positive, 8, "items measured under every ablation")
+CONTROLS = Option("controls", positive, 2, "random control sets for each size")
+K = Option("k", whole_numbers, (4, 16, 32), "sizes of the ablated sets; 16 must be among them")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Run every study in turn, draw the figures, and say the three numbers that matter."""
+    if 16 not in args.k:
+        raise InputError("The demo reports the top 16 heads: leave 16 among the sizes of --k.")
+    out: Path = args.out or Path("runs/demo")
+    common = {"model": args.model, "seed": args.seed, "out": out, "quiet": args.quiet, "cache": out / "cache"}
+    steps: list[tuple[Study, dict[str, Any]]] = [
+        (doctor.STUDY, {}),
+        (make_items.STUDY, {"out": None, "limit": args.items_probed}),
+        (probe_items.STUDY, {"limit": args.items_probed}),
+        (find_heads.STUDY, {"top": 16}),
+        (patch_heads.STUDY, {"limit": args.items_patched}),
+        (ablate_heads.STUDY, {"limit": args.items_ablated, "k": args.k, "controls": args.controls}),
+    ]
+    for study, chosen in steps:
+        report = _step(study, arguments(study, {**common, **chosen}))
+        logger.info("%s\n", report.text)
+        if not report.ok:
+            return Report(f"The {study.name} step failed (see above).", ok=False)
+    draw(out)
+    return Report(conclusion(out))
+
+
+def arguments(study: Study, chosen: dict[str, Any]) -> argparse.Namespace:
+    """A study's options at their defaults, but for those chosen; names it does not have are passed over."""
+    values = {option.key: option.default for option in study.options}
+    return argparse.Namespace(**{**values, **{key: value for key, value in chosen.items() if key in values}})
+
+
+def draw(out: Path) -> None:
+    """Draw every figure of the run folder, in a process of its own: nobody imports the figures room."""
+    result = subprocess.run(
+        [sys.executable, "-m", "figures", str(out)], capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+        raise InputError(f"The figures could not be drawn: {result.stderr.strip()}")
+    logger.info("%s", (result.stderr + result.stdout).strip())
+
+
+def conclusion(out: Path) -> str:
+    """The three numbers in plain words, and where everything lies."""
+    summary = pd.read_csv(out / "summary.csv").set_index("measure")
+    removed = pd.read_csv(out / "removed.csv")
+    controls = pd.read_csv(out / "controls.csv").set_index("k").loc[16]
+    top = removed[(removed["kind"] == "selected") & (removed["k"] == 16)].iloc[0]
+    gain, copy, sem = (summary.loc[name] for name in ("G", "copy", "sem"))
+    ratio = copy["mean"] / -gain["mean"]
+    lines = [
+        f"1. Showing the model its failed call and the error changes the call's log-probability by "
+        f"{-gain['mean']:+.1f} nats "
+        f"[{-gain['ci_hi']:.1f}, {-gain['ci_lo']:.1f}] (G = {gain['mean']:.1f}; {int(gain['n'])} items): "
+        f"{'the feedback backfires' if gain['ci_hi'] < 0 else 'no inversion beyond noise'}.",
+        f"2. {ratio:.0%} of that is there as soon as the call stands in the transcript, whatever is said of it "
+        f"(Δcopy = {copy['mean']:.1f}, Δsem = {sem['mean']:.1f} nats).",
+        f"3. Ablating the 16 heads that score highest on repeated random tokens removes {top['share']:.0%} of Δcopy "
+        f"[{top['ci_lo']:.0%}, {top['ci_hi']:.0%}]; as many random heads of the same layers remove "
+        f"{controls['random_lo']:.0%} to {controls['random_hi']:.0%} ({int(controls['n_controls'])} draws, "
+        f"{int(top['n'])} items).",
+        "",
+        f"pictures: {out / 'figures'}",
+        f"tables:   {out} (summary.csv, heads.csv, effects.csv, shares.csv, ablation.csv, removed.csv, …)",
+    ]
+    return "\n".join(lines)
+
+
+def _step(study: Study, args: argparse.Namespace) -> Report:
+    start = time.perf_counter()
+    logger.info("== %s", study.name)
+    report = study.run(args)
+    logger.info("== %s took %.0f s", study.name, time.perf_counter() - start)
+    return report
+
+
+STUDY = Study(
+    "demo",
+    "run the main job on the bundled model: measure, find heads, patch, ablate, draw",
+    "backfire demo --out runs/demo",
+    (MODEL, SEED, PROBED, PATCHED, ABLATED, CONTROLS, K, OUT, QUIET),
+    run,
+)

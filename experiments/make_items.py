@@ -1,0 +1,46 @@
+"""`backfire items`: the environment's decision points as JSON lines, and a table of what is in them."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from pathlib import Path
+
+from experiments.options import ENV, IDS, ITEMS, LIMIT, SEED, Option, Report, Study
+from experiments.session import read_items
+from probes.items import dump_items
+
+FILE = Option("out", Path, None, "file to write the items to", presentation=True)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Make (or read and select) items; write them where --out says."""
+    items = read_items(args)
+    lines = [f"{len(items)} items, {len({item.task_id for item in items})} tasks, environment {args.env}"]
+    for title, counts in (
+        ("operators", Counter(item.operator for item in items)),
+        ("error families", Counter(item.error_type for item in items)),
+        ("templates", Counter(item.template for item in items)),
+    ):
+        lines.append(f"{title}: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    first = items[0]
+    lines += [
+        "",
+        f"example {first.item_id}",
+        f"  goal      {first.goal}",
+        f"  failed    {first.failed_action}",
+    ]
+    lines += [f"  observed  {first.obs_fail}", f"  reference {first.gold_action}"]
+    if args.out is not None:
+        dump_items(items, args.out)
+        lines.append(f"written to {args.out}")
+    return Report("\n".join(lines))
+
+
+STUDY = Study(
+    "items",
+    "make the environment's decision points and show what is in them",
+    "backfire items --seed 0 --out items.jsonl",
+    (ENV, ITEMS, IDS, LIMIT, SEED, FILE),
+    run,
+)

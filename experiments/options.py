@@ -1,0 +1,114 @@
+"""Command-line options as values: one list a study, from which come the flags, the help and the run's identity.
+
+An option either decides the numbers (it is part of the configuration whose hash a run folder keeps) or is marked
+`presentation` (where to write, whether to show progress). A file option enters the configuration by its contents.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mech.errors import InputError
+
+
+@dataclass(frozen=True)
+class Option:
+    """One flag: `--name`, its type, default and help; `choices` where only some values make sense."""
+
+    name: str
+    type: Callable[[str], Any]
+    default: Any
+    help: str
+    choices: tuple[str, ...] | None = None
+    presentation: bool = False
+
+    @property
+    def key(self) -> str:
+        """The attribute under which the parsed value is found."""
+        return self.name.replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a study has to say at the end; `ok` False makes the command exit with 1."""
+
+    text: str
+    ok: bool = True
+
+
+@dataclass(frozen=True)
+class Study:
+    """One subcommand: what it does in a line, an example, its options, and the function that does it."""
+
+    name: str
+    summary: str
+    example: str
+    options: tuple[Option, ...]
+    run: Callable[[argparse.Namespace], Report]
+
+    def settings(self, args: argparse.Namespace) -> dict[str, Any]:
+        """The configuration: every option that decides the numbers, files by the SHA-256 of their contents."""
+        return {
+            option.key: _setting(getattr(args, option.key))
+            for option in self.options
+            if not option.presentation
+        }
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """`4,8,16` as numbers, each at least 1, without repetition, in ascending order."""
+    return tuple(sorted({positive(part) for part in text.split(",")}))
+
+
+def existing(path: Path | None, what: str) -> Path | None:
+    """The path if there is such a file, None for None; raises InputError otherwise."""
+    if path is not None and not path.is_file():
+        raise InputError(f"The {what} file {path} does not exist.")
+    return path
+
+
+def _setting(value: Any) -> Any:
+    if isinstance(value, Path):
+        if not value.is_file():
+            raise InputError(f"The file {value} does not exist.")
+        return hashlib.sha256(value.read_bytes()).hexdigest()
+    return list(value) if isinstance(value, tuple) else value
+
+
+MODEL = Option("model", str, "smollm2-135m-q4", "bundled name, short name, folder, .gguf file or hub id")
+DTYPE = Option("dtype", str, "float32", "parameter type", ("float32", "float64", "bfloat16", "float16"))
+DEVICE = Option("device", str, "cpu", "torch device")
+SEED = Option("seed", int, 0, "base seed; every random draw has its own stream under it")
+OUT = Option("out", Path, None, "run folder; resumed when it exists", presentation=True)
+CACHE = Option(
+    "cache", Path, None, "folder for kept activations, read before anything is run", presentation=True
+)
+QUIET = Option("quiet", lambda text: text == "yes", False, "yes: no progress bars", presentation=True)
+ENV = Option("env", str, "toolshed", "environment the items are made in", ("toolshed",))
+ITEMS = Option("items", Path, None, "items as JSON lines, instead of the environment's own")
+IDS = Option("ids", Path, None, "JSON list of item ids to take")
+LIMIT = Option("limit", positive, None, "take a balanced sample of this many items")
+WORDING = Option("wording", Path, None, "JSON file with the wording of the conditions")
+CONDITIONS = Option(
+    "conditions", str, "core", "core (pre, fail, succ, neut, abstract) or a list such as pre,neut"
+)
+ENGINE = Option(
+    "engine", str, "packed", "reference: one hooked full forward a question", ("packed", "reference")
+)
+
+ON_MODEL: Sequence[Option] = (MODEL, DTYPE, DEVICE)
+ON_ITEMS: Sequence[Option] = (ENV, ITEMS, IDS, LIMIT, WORDING, SEED)
+RUNNING: Sequence[Option] = (ENGINE, OUT, CACHE, QUIET)

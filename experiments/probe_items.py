@@ -1,0 +1,67 @@
+"""`backfire probe`: G, Δcopy and Δsem of every decision point, teacher-forced.
+
+items × conditions × candidates → scores.jsonl → measures.csv → summary.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from experiments.options import CONDITIONS, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study
+from experiments.progress import progress
+from experiments.session import about_items, open_run, open_session
+from experiments.tables import meter_text, summary_text
+from mech.capture import everything_names
+from mech.patching import sweep_names
+from probes.conditions import parse_conditions
+from probes.measures import measure
+from probes.scoring import decision_run, score_item
+from probes.stats import summarise
+
+KEPT_CONDITIONS = ("pre", "neut", "fail")
+"""With --cache, what is kept of these (where scored): all that `patch` takes donors, residuals and trunks from."""
+
+KEEP = Option(
+    "keep",
+    str,
+    "",
+    "with --cache: more hooks to keep, by their name in a block: attn.hook_pattern,hook_mlp_out",
+)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Score all items and derive the tables; a killed run goes on where it stopped."""
+    names = parse_conditions(args.conditions)
+    session = open_session(args)
+    model, wording = session.model, session.wording
+    kinds = [kind for kind in args.keep.split(",") if kind]
+    keep = [*sweep_names(model), *everything_names(model, *kinds)]
+    with open_run(STUDY, args, model, about_items(session)) as folder:
+        for item in progress(session.items, len(session.items), "probe", args.quiet):
+            wanted = [
+                f"{item.item_id}|{name}|{candidate}" for name in names for candidate in item.candidates()
+            ]
+            done = folder.done_ids("scores")
+            if not done.issuperset(wanted):
+                rows = score_item(session.engine, item, names, wording)
+                folder.append_all("scores", [row for row in rows if row["id"] not in done])
+            if args.cache is not None:
+                for name in KEPT_CONDITIONS:
+                    if name in names:
+                        decision_run(session.engine, item, name, wording, keep)
+        measures = measure(folder.rows("scores"))
+        folder.write_table("measures", measures)
+        summary = summarise(measures, session.rng_for)
+        folder.write_table("summary", summary)
+        meter = session.engine.meter
+        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
+    return Report(f"{summary_text(summary)}\n{meter_text(meter.ran, meter.saved)}\nwritten to {args.out}")
+
+
+STUDY = Study(
+    "probe",
+    "measure how much a recorded failure raises or lowers the log-probability of repeating it",
+    "backfire probe --limit 24 --out runs/first",
+    (*ON_MODEL, *ON_ITEMS, CONDITIONS, KEEP, *RUNNING),
+    run,
+)

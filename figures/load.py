@@ -1,0 +1,114 @@
+"""Tables of a run folder, read with their required columns checked; the only reader in this room.
+
+Also the one aggregation that a table does not hold: a head's share over all items, as a ratio of sums
+
+    share(head) = Σ_items effect(item, head) / Σ_items Δcopy(item),    Δcopy(item) = effect / share of a row,
+
+because a mean of per-item ratios is ruled by the items whose Δcopy is near zero.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+Heads = list[tuple[int, int]]
+
+REQUIRED: dict[str, tuple[str, ...]] = {
+    "summary.csv": ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "n"),
+    "heads.csv": ("layer", "head", "prefix_matching"),
+    "effects.csv": ("item_id", "direction", "layer", "head", "effect_nats", "share"),
+    "ablation.csv": ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n"),
+}
+_TEXT = {"model", "env", "measure", "item_id", "direction", "set", "kind"}
+DIRECTIONS = ("denoise", "noise")
+
+
+class FigureError(ValueError):
+    """A table that cannot be drawn, in one sentence that says what is wrong with it."""
+
+
+class MissingTable(FigureError):
+    """The run folder lacks the table or the rows that a figure needs: the study was not run."""
+
+
+def read_table(run: Path, name: str) -> pd.DataFrame:
+    """Read `run/name` with its required columns present and its numbers numeric.
+
+    Raises:
+        MissingTable: there is no such file, or it has no rows.
+        FigureError: it is not a csv table, lacks a column, or holds text where a number belongs.
+    """
+    path = run / name
+    if not path.is_file():
+        raise MissingTable(f"{name} is not in {run}: run the study that writes it first.")
+    try:
+        table = pd.read_csv(path)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise FigureError(f"{name} is not a readable csv table ({error}).") from error
+    missing = [column for column in REQUIRED[name] if column not in table.columns]
+    if missing:
+        raise FigureError(f"{name} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}.")
+    if table.empty:
+        raise MissingTable(f"{name} has no rows.")
+    for column in REQUIRED[name]:
+        if column not in _TEXT and not pd.api.types.is_numeric_dtype(table[column]):
+            raise FigureError(f"{name} has text in the column {column}, where numbers belong.")
+    return table
+
+
+def read_heads(run: Path) -> pd.DataFrame:
+    """`heads.csv` with one row per head.
+
+    Raises:
+        FigureError: as `read_table`, or a head is listed twice.
+    """
+    table = read_table(run, "heads.csv")
+    if table.duplicated(["layer", "head"]).any():
+        raise FigureError("heads.csv lists a head twice.")
+    return table
+
+
+def selected_heads(heads: pd.DataFrame) -> Heads:
+    """The heads marked in the column `selected`, best prefix-matching first; none without the column."""
+    if "selected" not in heads.columns:
+        return []
+    chosen = heads[heads["selected"].astype(str).str.lower().isin(["true", "1"])]
+    ordered = chosen.sort_values("prefix_matching", ascending=False)
+    return [(int(layer), int(head)) for layer, head in zip(ordered["layer"], ordered["head"], strict=True)]
+
+
+def head_shares(effects: pd.DataFrame, direction: str) -> pd.DataFrame:
+    """One row per head: layer, head, effect_nats (mean per item), share (ratio of sums), n (items).
+
+    Raises:
+        MissingTable: no rows of this direction.
+        FigureError: an item lacks some heads, or its Δcopy cannot be told (all its effects are zero).
+    """
+    rows = effects[effects["direction"] == direction]
+    if rows.empty:
+        raise MissingTable(f"effects.csv has no rows of the direction {direction}.")
+    per_head = rows.groupby(["layer", "head"])["effect_nats"].agg(["mean", "sum", "count"]).reset_index()
+    n_items = rows["item_id"].nunique()
+    if (per_head["count"] != n_items).any():
+        raise FigureError(f"effects.csv has {direction} effects of some heads for some items only.")
+    total = sum(_delta_copy(str(item), group) for item, group in rows.groupby("item_id"))
+    if total == 0:
+        raise FigureError(
+            f"Δcopy sums to zero over the items of the {direction} sweep: shares are undefined."
+        )
+    shares = per_head[["layer", "head"]].astype(int)
+    return shares.assign(effect_nats=per_head["mean"], share=per_head["sum"] / total, n=n_items)
+
+
+def _delta_copy(item: str, rows: pd.DataFrame) -> float:
+    """Δcopy of one item in nats, from its row of largest effect, where the quotient is most accurate."""
+    row = rows.loc[rows["effect_nats"].abs().idxmax()]
+    if row["effect_nats"] == 0:
+        raise FigureError(
+            f"All effects of item {item} in effects.csv are zero: its Δcopy cannot be recovered."
+        )
+    # An undefined share (empty in the table) is written where Δcopy is zero.
+    return 0.0 if np.isnan(row["share"]) else float(row["effect_nats"] / row["share"])

@@ -1,0 +1,50 @@
+"""All figures of a run folder: each one whose table is there, and a sentence for each whose table is not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from figures.dose_curve import draw_dose_curve
+from figures.head_map import draw_head_effects, draw_head_scores
+from figures.load import FigureError, Heads, MissingTable, read_heads, selected_heads
+from figures.score_vs_effect import draw_score_vs_effect
+from figures.split_bars import draw_split_bars
+
+_log = logging.getLogger(__name__)
+
+
+def write_all(
+    run: Path, selected: Heads | None = None, say: Callable[[str], None] = _log.warning
+) -> list[Path]:
+    """Draw what the tables in `run` allow into `run/figures`; returns the files (png, pdf, csv of each).
+
+    Args:
+        run: the run folder.
+        selected: (layer, head) pairs to outline; by default those marked in heads.csv.
+        say: receives one sentence per figure that is skipped, with the reason.
+
+    Raises:
+        FigureError: `run` is not a folder, or a table is there and cannot be drawn (a column is missing, text
+            stands for a number, …).
+    """
+    if not run.is_dir():
+        raise FigureError(f"{run} is not a run folder.")
+    if selected is None:
+        selected = selected_heads(read_heads(run)) if (run / "heads.csv").is_file() else []
+    heads = selected
+    drawings: dict[str, Callable[[], list[Path]]] = {
+        "split_bars": lambda: draw_split_bars(run),
+        "head_scores": lambda: draw_head_scores(run, heads),
+        "head_effects": lambda: draw_head_effects(run, heads),
+        "score_vs_effect": lambda: draw_score_vs_effect(run, heads),
+        "dose_curve": lambda: draw_dose_curve(run),
+    }
+    written: list[Path] = []
+    for name, draw in drawings.items():
+        try:
+            written += draw()
+        except MissingTable as reason:
+            say(f"Skipped the figure {name}: {reason}")
+    return written

@@ -1,0 +1,70 @@
+"""Reference means of z for mean ablation, streamed over the token positions of a stated set of sequences."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import einops
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mech.capture import everything_names
+from mech.engine import Engine
+from mech.packed import RowRun, run_row
+from mech.trie import Trie, common_prefix
+from mech.trunk import Trunk
+
+
+@dataclass(frozen=True, eq=False)
+class MeanZ:
+    """`z` [layer, head, d_head]: the mean over every position of every sequence, each weighing the same.
+
+    Attributes:
+        z: the means.
+        n_positions: how many positions they are over (a shared prefix counts once for each sequence).
+        sha256: hash of the token sequences, the identity of the reference set.
+    """
+
+    z: Float[Tensor, "layer head d_head"]
+    n_positions: int
+    sha256: str
+
+
+@torch.no_grad()
+def mean_z(engine: Engine, sequences: Sequence[Sequence[int]]) -> MeanZ:
+    """Mean z of every head over the positions of these sequences; their common prefix is run once.
+
+    Two packed forwards whatever the number of sequences: keep the set to a few dozen contexts.
+    """
+    model = engine.model
+    names = everything_names(model, "attn.hook_z")
+    shared = common_prefix(sequences) if len(sequences) > 1 else 0
+    total = torch.zeros(
+        model.n_layers, model.n_heads * model.d_head, dtype=torch.float64, device=model.device
+    )
+    trunk = Trunk((), "clean")
+    parts = [(list(sequences[0][:shared]), [sequences[0][:shared]] * len(sequences))] if shared else []
+    for prefix, paths in [*parts, (None, [sequence[shared:] for sequence in sequences])]:
+        trie = Trie(len(trunk))
+        nodes = [trie.insert(path, [""] * len(path)) for path in paths]
+        if not len(trie):
+            continue
+        run = run_row(model, trie, trunk, keep=names)
+        engine.meter.ran += 1
+        weights = torch.from_numpy(trie.counts(nodes)).to(total)
+        total += torch.stack([_weighted(run, name, weights) for name in names])
+        if prefix is not None:
+            trunk = trunk.extend(prefix, run.keys, run.values)
+    n_positions = sum(map(len, sequences))
+    mean = einops.rearrange(
+        total / n_positions, "layer (head d_head) -> layer head d_head", head=model.n_heads
+    )
+    digest = hashlib.sha256(repr([tuple(sequence) for sequence in sequences]).encode()).hexdigest()
+    return MeanZ(mean.to(model.dtype), n_positions, digest)
+
+
+def _weighted(run: RowRun, name: str, weights: Float[Tensor, " node"]) -> Float[Tensor, " width"]:
+    return einops.einsum(weights, run.kept[name][0].double(), "node, node width -> width")

@@ -1,0 +1,190 @@
+"""Decision points through the engine: items × conditions × candidates → token ids → score rows.
+
+    item ─ condition → messages → ids (the chat template) ┐
+                                  candidate → ids          ┴→ Query → log-probabilities → one row
+
+One row a (item, condition, candidate). The system prompt is the trunk that all items share, so the arithmetic of an
+item does not depend on which items came before it: rows are bit for bit the same in any order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mech.chat import Rendering, action_ids, render, shared_prefix
+from mech.engine import Engine, Run
+from mech.errors import InputError
+from mech.interventions import NOTHING, Intervention
+from mech.model import Model
+from mech.patching import sweep_names
+from mech.queries import Query, Score
+from mech.trie import common_prefix
+from probes import conditions
+from probes.items import Item
+from probes.wording import Wording
+
+POSITIONS = ("candidate", "record", "observation")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One question about an item, as token ids, with what of its rendering a row records."""
+
+    item: Item
+    condition: str
+    candidate: str
+    query: Query
+    rendering: Rendering
+    boundary_merged: bool
+
+
+def asks(
+    model: Model,
+    item: Item,
+    names: Sequence[str],
+    wording: Wording,
+    candidates: Sequence[str] | None = None,
+    intervention: Intervention = NOTHING,
+) -> list[Ask]:
+    """Every (condition, candidate) of an item as a query, conditions outermost.
+
+    Args:
+        model: whose chat template and tokenizer write the ids.
+        item: the decision point.
+        names: conditions, keys of `probes.CONDITIONS`.
+        wording: how a failure is written.
+        candidates: names out of `item.candidates()`; None takes all.
+        intervention: carried by every query.
+
+    Raises:
+        InputError: an unknown condition or candidate, or a template that refuses the transcript.
+    """
+    texts = item.candidates()
+    chosen = list(texts) if candidates is None else list(candidates)
+    unknown = [name for name in chosen if name not in texts]
+    if unknown:
+        raise InputError(f"Item {item.item_id} has no candidate '{unknown[0]}': it has {', '.join(texts)}.")
+    out = []
+    for name in names:
+        rendering = render(model, conditions.render(item, name, wording))
+        for candidate in chosen:
+            action = action_ids(model, rendering, texts[candidate])
+            query = Query(rendering.ids, action.ids, intervention)
+            out.append(Ask(item, name, candidate, query, rendering, action.boundary_merged))
+    return out
+
+
+def system_length(model: Model, item: Item) -> int:
+    """How many leading tokens of the item's prompts are its system prompt's, whatever follows.
+
+    Found by ids: the tokens that the prompt shares with the same prompt under another goal. A template that folds the
+    system text into the first user turn is no exception.
+    """
+    head = {"role": "system", "content": item.system_prompt}
+    one, other = ([head, {"role": "user", "content": text}] for text in ("0", "Z"))
+    return common_prefix([render(model, one).ids, render(model, other).ids])
+
+
+def score_item(
+    engine: Engine,
+    item: Item,
+    names: Sequence[str],
+    wording: Wording,
+    candidates: Sequence[str] | None = None,
+    intervention: Intervention = NOTHING,
+) -> list[dict[str, Any]]:
+    """Rows of one item under these conditions, scored in packed rows over the item's system prompt.
+
+    Raises:
+        InputError: as `asks`.
+        FloatingPointError: a logit is not finite.
+    """
+    questions = asks(engine.model, item, names, wording, candidates, intervention)
+    prompts = [ask.query.prompt[:-1] for ask in questions]
+    shared = min(system_length(engine.model, item), common_prefix(prompts))
+    scores = engine.score([ask.query for ask in questions], shared)
+    return [score_row(engine.model, ask, score) for ask, score in zip(questions, scores, strict=True)]
+
+
+def score_row(model: Model, ask: Ask, score: Score) -> dict[str, Any]:
+    """One answer as a plain row: identities, sums, counts, and the log-probability (nats) of every token."""
+    return {
+        "id": f"{ask.item.item_id}|{ask.condition}|{ask.candidate}",
+        "model": model.identity.name,
+        "env": ask.item.env,
+        "item_id": ask.item.item_id,
+        "task_id": ask.item.task_id,
+        "condition": ask.condition,
+        "candidate": ask.candidate,
+        "logprob": score.total,
+        "n_tokens": score.n_tokens,
+        "n_argmax_match": score.n_argmax_match,
+        "is_greedy": score.is_greedy,
+        "ctx_tokens": len(ask.query.prompt),
+        "token_ids": list(ask.query.action),
+        "token_logprobs": score.logprobs.tolist(),
+        "prompt_sha256": hashlib.sha256(ask.rendering.text.encode()).hexdigest(),
+        "boundary_merged": ask.boundary_merged,
+        "notes": list(ask.rendering.notes),
+    }
+
+
+def decision_run(
+    engine: Engine,
+    item: Item,
+    condition: str,
+    wording: Wording,
+    keep: Sequence[str] | None = None,
+    positions: Sequence[str] = ("candidate",),
+) -> Run:
+    """The failed call under one condition, run alone with activations kept: what patching starts from.
+
+    Args:
+        engine: with a cache folder, a kept run is read back.
+        item: the decision point.
+        condition: a key of `probes.CONDITIONS`.
+        wording: how a failure is written.
+        keep: TransformerLens hook names; None keeps what a head sweep needs (`mech.patching.sweep_names`).
+        positions: names out of POSITIONS; the record is the failed call's turn, the observation the turn after it.
+
+    Raises:
+        InputError: an unknown position set, or one that this condition does not have.
+    """
+    [ask] = asks(engine.model, item, [condition], wording, ["failed"])
+    further = _known(positions)
+    where = spans(engine.model, item, condition, wording) if further else {}
+    wanted = {name: where[name] for name in further}
+    shared = min(system_length(engine.model, item), len(ask.query.prompt) - 1)
+    return engine.run(ask.query, sweep_names(engine.model) if keep is None else keep, shared, wanted)
+
+
+def spans(model: Model, item: Item, condition: str, wording: Wording) -> Mapping[str, range]:
+    """Where the failed call and its observation stand in a condition's prompt, as absolute positions.
+
+    Raises:
+        InputError: the condition writes no such record behind the context, or the transcript does not grow by ids.
+    """
+    before = conditions.render(item, "pre", wording)
+    whole = conditions.render(item, condition, wording)
+    if len(whole) != len(before) + 2 or whole[: len(before)] != before:
+        raise InputError(
+            f"Condition '{condition}' writes no call and observation behind the context: it has no record."
+        )
+    ids = [
+        render(model, whole[:count], generation_prompt=False).ids
+        for count in range(len(before), len(whole) + 1)
+    ]
+    full = render(model, whole).ids
+    if any(shared_prefix(part, full) < len(part) for part in ids):
+        raise InputError(f"With this chat template the record of item {item.item_id} is no span of its own.")
+    return {"record": range(len(ids[0]), len(ids[1])), "observation": range(len(ids[1]), len(ids[2]))}
+
+
+def _known(positions: Sequence[str]) -> list[str]:
+    unknown = [name for name in positions if name not in POSITIONS]
+    if unknown:
+        raise InputError(f"'{unknown[0]}' is not a position set: choose from {', '.join(POSITIONS)}.")
+    return [name for name in positions if name != "candidate"]

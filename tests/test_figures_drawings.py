@@ -1,0 +1,156 @@
+"""Each figure is a PNG, a PDF and the csv of what it shows; what cannot be drawn is skipped or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.image import imread
+
+from figures import FigureError, style, write_all
+from figures.__main__ import main
+from figures.labels import name_points, overlap
+from figures.load import head_shares
+from tests.synthetic_run import ITEMS, N_HEADS, N_LAYERS, N_SELECTED, write_run
+
+NAMES = ("split_bars", "head_scores", "head_effects", "score_vs_effect", "dose_curve")
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = write_run(tmp_path_factory.mktemp("run"))
+    skipped: list[str] = []
+    written = write_all(run, say=skipped.append)
+    assert not skipped
+    assert [path.name for path in written] == [
+        f"{name}.{end}" for name in NAMES for end in ("png", "pdf", "csv")
+    ]
+    return run
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_figure_is_a_picture_with_ink_and_a_pdf(name: str, drawn: Path) -> None:
+    pixels = imread(drawn / "figures" / f"{name}.png")
+    assert pixels.shape[1] == round(style.WIDTH * 220)
+    assert pixels[..., :3].min() < 0.2 < 0.95 < pixels[..., :3].max()
+    assert (drawn / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF-")
+
+
+def numbers(run: Path, name: str) -> pd.DataFrame:
+    return pd.read_csv(run / "figures" / f"{name}.csv")
+
+
+def test_the_csv_behind_the_bars_holds_the_summary(drawn: Path) -> None:
+    summary = pd.read_csv(drawn / "summary.csv").set_index(["model", "measure"])["mean"]
+    found = numbers(drawn, "split_bars").set_index(["model", "quantity"])["mean"]
+    assert len(found) == 6
+    for (model, quantity), mean in found.items():
+        measure, sign = {"Δcopy": ("copy", 1), "Δsem": ("sem", 1), "−G": ("G", -1)}[quantity]
+        assert mean == sign * summary[model, measure]
+
+
+def test_the_csv_behind_the_maps_holds_every_head_and_its_mark(drawn: Path) -> None:
+    heads = pd.read_csv(drawn / "heads.csv")
+    scores = numbers(drawn, "head_scores")
+    pd.testing.assert_frame_equal(scores, heads[["layer", "head", "prefix_matching", "selected"]])
+    effects = pd.read_csv(drawn / "effects.csv")
+    for direction, found in numbers(drawn, "head_effects").groupby("direction"):
+        assert len(found) == N_LAYERS * N_HEADS
+        assert found["selected"].sum() == N_SELECTED
+        one = found.iloc[5]
+        same_head = (effects["layer"] == one["layer"]) & (effects["head"] == one["head"])
+        rows = effects[same_head & (effects["direction"] == direction)]
+        assert one["share"] == pytest.approx(rows["effect_nats"].sum() / sum(ITEMS.values()))
+
+
+def test_the_csv_behind_the_scatter_joins_score_and_share(drawn: Path) -> None:
+    table = numbers(drawn, "score_vs_effect")
+    assert len(table) == 2 * N_LAYERS * N_HEADS
+    shares = head_shares(pd.read_csv(drawn / "effects.csv"), "denoise")["share"]
+    np.testing.assert_allclose(table.query("direction == 'denoise'")["share"], shares)
+    np.testing.assert_allclose(
+        table.query("direction == 'denoise'")["prefix_matching"],
+        pd.read_csv(drawn / "heads.csv")["prefix_matching"],
+    )
+
+
+def test_the_csv_behind_the_dose_curve_holds_line_band_and_baseline(drawn: Path) -> None:
+    table = numbers(drawn, "dose_curve").query("measure == 'copy'").set_index(["kind", "k"])
+    ablation = pd.read_csv(drawn / "ablation.csv").query("measure == 'copy'")
+    draws = ablation.query("kind == 'random' and k == 16")["mean"]
+    assert table.loc[("random", 16), ["lo", "hi"]].tolist() == pytest.approx([draws.min(), draws.max()])
+    assert table.loc[("selected", 16), "mean"] == 3.2
+    assert table.loc[("none", 0), "mean"] == 22.9
+
+
+def test_equal_tables_give_equal_bytes_and_the_plot_settings_of_the_caller_stay(
+    drawn: Path, tmp_path: Path
+) -> None:
+    before = dict(matplotlib.rcParams)
+    again = write_run(tmp_path)
+    write_all(again)
+    for name in NAMES:
+        for end in ("png", "pdf", "csv"):
+            file = f"figures/{name}.{end}"
+            assert (again / file).read_bytes() == (drawn / file).read_bytes(), file
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_a_run_with_one_study_gives_its_figures_and_says_why_the_others_are_not_there(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    for name in ("summary.csv", "ablation.csv", "effects.csv"):
+        (run / name).unlink()
+    said: list[str] = []
+    written = write_all(run, say=said.append)
+    assert {path.stem for path in written} == {"head_scores"}
+    assert [line.split(":")[0] for line in said] == [
+        f"Skipped the figure {name}" for name in NAMES if name != "head_scores"
+    ]
+    assert "effects.csv is not in" in said[1]
+
+
+def test_one_direction_one_item_and_a_tall_model_are_drawn_too(tmp_path: Path) -> None:
+    layer, head = np.divmod(np.arange(4 * 32), 32)
+    pd.DataFrame({"layer": layer, "head": head, "prefix_matching": 0.5}).to_csv(
+        tmp_path / "heads.csv", index=False
+    )
+    table = pd.DataFrame({"item_id": "a", "direction": "noise", "layer": layer, "head": head})
+    table.assign(effect_nats=head - 9.0, share=(head - 9.0) / 40).to_csv(
+        tmp_path / "effects.csv", index=False
+    )
+    written = write_all(tmp_path, say=lambda reason: None)
+    assert {path.stem for path in written} == {"head_scores", "head_effects", "score_vs_effect"}
+
+
+def test_a_broken_table_is_an_error_and_not_a_skipped_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path)
+    pd.read_csv(run / "effects.csv").drop(columns="share").to_csv(run / "effects.csv", index=False)
+    with pytest.raises(FigureError, match="effects.csv lacks the column share"):
+        write_all(run)
+    assert main([str(run)]) == 2
+    assert "effects.csv lacks the column share" in capsys.readouterr().err
+
+
+def test_a_selected_head_outside_the_model_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path)
+    with pytest.raises(FigureError, match="L30H0 is not in the table"):
+        write_all(run, [(30, 0)])
+    assert main([str(run), "--heads", "18-6"]) == 2
+    assert "write it like L18H6" in capsys.readouterr().err
+    assert main([str(tmp_path / "nowhere")]) == 2
+
+
+def test_names_in_a_cluster_do_not_cover_each_other() -> None:
+    figure, (axes,) = style.new_figure(height=3)
+    points = np.array([[0.5 + 0.01 * i, 0.5 + 0.005 * (i % 3)] for i in range(6)] + [[0.0, 0.0], [1.0, 1.0]])
+    axes.scatter(points[:, 0], points[:, 1])
+    boxes = name_points(figure, axes, points, {i: f"L1{i}H{i}" for i in range(6)})
+    assert not any(overlap(one, other) for i, one in enumerate(boxes) for other in boxes[:i])
+    assert [text.get_text() for text in axes.texts] == [f"L1{i}H{i}" for i in range(6)]

@@ -1,0 +1,133 @@
+"""What the figures compute before they draw, on tables small enough to do by hand; and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from figures.dose_curve import dose_numbers
+from figures.head_map import head_grid
+from figures.labels import overlap
+from figures.load import (
+    REQUIRED,
+    FigureError,
+    MissingTable,
+    head_shares,
+    read_heads,
+    read_table,
+    selected_heads,
+)
+from figures.score_vs_effect import spearman
+from figures.split_bars import split_numbers
+from tests.synthetic_run import write_run
+
+
+def effects(*rows: tuple[str, int, int, float, float]) -> pd.DataFrame:
+    columns = ["item_id", "layer", "head", "effect_nats", "share"]
+    return pd.DataFrame(rows, columns=columns).assign(direction="noise")
+
+
+def test_a_share_over_items_is_a_ratio_of_sums() -> None:
+    # Δcopy is 10 for item a and 2 for item b; head 0 gives 5 + (-1) of 12, head 1 gives 1 + 0 of 12.
+    table = effects(
+        ("a", 0, 0, 5.0, 0.5), ("a", 0, 1, 1.0, 0.1), ("b", 0, 0, -1.0, -0.5), ("b", 0, 1, 0.0, 0.0)
+    )
+    shares = head_shares(table, "noise")
+    assert shares["share"].tolist() == pytest.approx([4 / 12, 1 / 12])
+    assert shares["effect_nats"].tolist() == pytest.approx([2.0, 0.5])
+    assert shares["n"].tolist() == [2, 2]
+
+
+def test_an_item_with_an_undefined_share_counts_with_a_delta_copy_of_zero() -> None:
+    table = effects(("a", 0, 0, 5.0, 0.5), ("b", 0, 0, 1.0, float("nan")))
+    assert head_shares(table, "noise")["share"].tolist() == pytest.approx([6 / 10])
+
+
+def test_shares_of_an_unfinished_or_empty_sweep_are_refused() -> None:
+    with pytest.raises(FigureError, match="some heads for some items only"):
+        head_shares(effects(("a", 0, 0, 5.0, 0.5), ("a", 0, 1, 1.0, 0.1), ("b", 0, 0, 1.0, 0.5)), "noise")
+    with pytest.raises(FigureError, match="item a .*are zero"):
+        head_shares(effects(("a", 0, 0, 0.0, 0.0)), "noise")
+    with pytest.raises(MissingTable, match="direction denoise"):
+        head_shares(effects(("a", 0, 0, 5.0, 0.5)), "denoise")
+
+
+def test_minus_g_turns_sign_and_bounds() -> None:
+    rows = [
+        ("m", "e", name, mean, mean - 1, mean + 3, 9)
+        for name, mean in (("G", -5.0), ("copy", 4.0), ("sem", 1.0))
+    ]
+    numbers = split_numbers(
+        pd.DataFrame(rows, columns=["model", "env", "measure", "mean", "ci_lo", "ci_hi", "n"])
+    )
+    last = numbers.set_index("quantity").loc["−G"]
+    assert (last["mean"], last["ci_lo"], last["ci_hi"]) == (5.0, 2.0, 6.0)
+
+
+def test_random_controls_are_summed_up_by_median_and_range() -> None:
+    rows = [("none", "none", 0, 9.0), ("top4", "selected", 4, 3.0)]
+    rows += [(f"random_{i}", "random", 4, mean) for i, mean in enumerate((8.0, 11.0, 9.5))]
+    table = pd.DataFrame(rows, columns=["set", "kind", "k", "mean"]).assign(measure="copy", n=7)
+    table = table.assign(ci_lo=table["mean"] - 1, ci_hi=table["mean"] + 2)
+    found = dose_numbers(table, "copy").set_index("kind")
+    assert found.loc["random", ["mean", "lo", "hi", "n_draws"]].tolist() == [9.5, 8.0, 11.0, 3]
+    assert found.loc["selected", ["k", "mean", "lo", "hi"]].tolist() == [4, 3.0, 2.0, 5.0]
+    with pytest.raises(FigureError, match="unknown kind other"):
+        dose_numbers(table.replace({"kind": {"none": "other"}}), "copy")
+    with pytest.raises(FigureError, match="2 rows of copy for kind selected and k = 4"):
+        dose_numbers(pd.concat([table, table[table["kind"] == "selected"]]), "copy")
+
+
+def test_the_grid_has_heads_as_rows_layers_as_columns_and_blanks_where_nothing_was_measured() -> None:
+    table = pd.DataFrame({"layer": [0, 2, 2], "head": [1, 0, 1], "share": [0.1, 0.2, 0.3]})
+    expected = [[np.nan, np.nan, 0.2], [0.1, np.nan, 0.3]]
+    np.testing.assert_array_equal(head_grid(table, "share"), expected)
+
+
+def test_spearman_ranks_ties_by_their_mean_and_is_undefined_for_a_constant() -> None:
+    # Ranks 1, 2.5, 2.5, 4 against 1, 3, 2, 4: covariance 4.5, variances 4.5 and 5.
+    assert spearman(pd.Series([1.0, 5, 5, 9]), pd.Series([0.0, 7, 2, 8])) == pytest.approx(
+        4.5 / np.sqrt(4.5 * 5)
+    )
+    assert np.isnan(spearman(pd.Series([1.0, 1.0]), pd.Series([0.0, 7.0])))
+
+
+def test_boxes_that_only_touch_do_not_overlap() -> None:
+    assert overlap((0.0, 0.0, 2.0, 2.0), (1.0, 1.0, 3.0, 3.0))
+    assert not overlap((0.0, 0.0, 2.0, 2.0), (2.0, 0.0, 3.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "column"), [(name, column) for name in REQUIRED for column in REQUIRED[name]]
+)
+def test_a_missing_column_is_named(name: str, column: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    pd.read_csv(run / name).drop(columns=column).to_csv(run / name, index=False)
+    with pytest.raises(FigureError, match=f"{name} lacks the column {column}"):
+        read_table(run, name)
+
+
+def test_text_an_empty_table_and_a_file_that_is_no_table_are_refused_by_name(tmp_path: Path) -> None:
+    header = ",".join(REQUIRED["heads.csv"])
+    path = tmp_path / "heads.csv"
+    for content, message in (
+        (f"{header}\n0,1,high\n", "text in the column prefix_matching"),
+        (f"{header}\n", "has no rows"),
+        ("", "not a readable csv table"),
+        (f"{header}\n0,1,0.5\n0,1,0.5\n", "lists a head twice"),
+    ):
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(FigureError, match=message):
+            read_heads(tmp_path)
+    path.unlink()
+    with pytest.raises(MissingTable, match=r"heads\.csv is not in"):
+        read_heads(tmp_path)
+
+
+def test_selected_heads_come_best_first_and_a_table_without_the_column_has_none() -> None:
+    table = pd.DataFrame({"layer": [3, 1, 2], "head": [0, 1, 2], "prefix_matching": [0.2, 0.9, 0.5]})
+    assert selected_heads(table) == []
+    assert selected_heads(table.assign(selected=[True, True, False])) == [(1, 1), (3, 0)]

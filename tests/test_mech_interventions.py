@@ -1,0 +1,113 @@
+"""An intervention is a value: what it does, and nothing else, decides its fingerprint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mech.errors import InputError
+from mech.heads import Head, HeadSet
+from mech.interventions import NOTHING, Edit, Intervention, merge, replace_heads, scale_heads
+from mech.queries import Query
+
+VALUE = torch.arange(4.0)
+Z_EDIT = Edit("z", 1, 2, "candidate", VALUE)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"layer": 2},
+        {"head": 3},
+        {"where": "all"},
+        {"value": VALUE + 1e-6},
+        {"value": VALUE.double()},
+        {"value": VALUE[None]},
+        {"value": None},
+        {"site": "mlp_out", "head": None},
+    ],
+)
+def test_a_change_of_any_field_changes_the_fingerprint(changed: dict[str, Any]) -> None:
+    assert replace(Z_EDIT, **changed).fingerprint != Z_EDIT.fingerprint
+
+
+def test_the_factor_counts_where_there_is_no_value_and_only_there() -> None:
+    scaled = Edit("z", 1, 2, "all", None, 0.5)
+    assert replace(scaled, alpha=0.25).fingerprint != scaled.fingerprint
+    assert replace(Z_EDIT, alpha=0.25).fingerprint == Z_EDIT.fingerprint
+
+
+def test_equal_edits_have_equal_fingerprints_whatever_memory_they_lie_in() -> None:
+    strided = torch.stack([VALUE, -VALUE], dim=1)[:, 0]
+    assert not strided.is_contiguous()
+    assert replace(Z_EDIT, value=strided).fingerprint == Z_EDIT.fingerprint
+
+
+def test_the_order_of_edits_does_not_change_the_fingerprint_but_their_number_does() -> None:
+    other = Edit("mlp_out", 0, None, "all", VALUE)
+    assert Intervention((Z_EDIT, other)).fingerprint == Intervention((other, Z_EDIT)).fingerprint
+    assert Intervention((Z_EDIT,)).fingerprint != Intervention((Z_EDIT, other)).fingerprint
+    assert NOTHING.fingerprint == "clean" != Intervention((Z_EDIT,)).fingerprint
+
+
+def test_the_parts_of_an_intervention_make_it_up() -> None:
+    whole = scale_heads(HeadSet([Head(0, 0), Head(1, 1)]), 0.0) + Intervention((Z_EDIT,))
+    assert {edit.where for edit in whole.everywhere.edits} == {"all"} and len(whole.everywhere.edits) == 2
+    assert whole.at_candidate.edits == (Z_EDIT,)
+    assert merge([whole.at_candidate, whole.everywhere]).fingerprint == whole.fingerprint
+
+
+def test_heads_take_their_own_slice() -> None:
+    z = torch.arange(2 * 3 * 2 * 4.0).reshape(2, 3, 2, 4)  # layer, pos, head, d_head
+    first, second = replace_heads(HeadSet([Head(0, 1), Head(1, 0)]), z, "candidate").edits
+    assert torch.equal(first.value, z[0, :, 1]) and torch.equal(second.value, z[1, :, 0])
+    mean = z[:, 0]
+    [edit] = replace_heads(HeadSet([Head(1, 1)]), mean, "all").edits
+    assert torch.equal(edit.value, mean[1, 1])
+    z.zero_()
+    assert edit.value.any(), "the intervention changed with the tensor it was made from"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("q", 0, 1, "all"), "not a site"),
+        (("z", 0, None, "all"), "needs head"),
+        (("mlp_out", 0, 1, "all"), "takes no head"),
+        (("z", 0, 1, "all", torch.zeros(3, 4)), "at all positions"),
+        (("z", 0, 1, "candidate", torch.zeros(1, 3, 4)), r"\[pos, d\]"),
+        (("z", 0, 1, "candidate", torch.tensor(0.0)), r"\[pos, d\]"),
+    ],
+)
+def test_an_edit_that_means_nothing_is_refused(arguments: tuple[Any, ...], words: str) -> None:
+    # Site is a Literal, which the shape checker of the tests would refuse before the code does.
+    with pytest.raises(InputError, match=words):
+        unchecked_edit(*arguments)
+
+
+def unchecked_edit(site: Any, layer: int, head: int | None, where: Any, value: Any = None) -> Edit:
+    edit = object.__new__(Edit)
+    fields = {"site": site, "layer": layer, "head": head, "where": where, "value": value, "alpha": 0.0}
+    for name, given in fields.items():
+        object.__setattr__(edit, name, given)
+    edit.__post_init__()
+    return edit
+
+
+def test_two_edits_of_one_activation_at_one_place_are_refused() -> None:
+    """Their order would decide the result, and the fingerprint that keys every cache knows no order."""
+    with pytest.raises(InputError, match="twice"):
+        Intervention((Z_EDIT,)) + Intervention((replace(Z_EDIT, value=VALUE + 1),))
+    elsewhere = replace(Z_EDIT, where="all")
+    assert len(Intervention((Z_EDIT, elsewhere)).edits) == 2
+
+
+def test_values_by_position_must_be_as_many_as_the_action_has_tokens() -> None:
+    """One row would broadcast over all positions in silence."""
+    for rows in (1, 2, 4):
+        with pytest.raises(InputError, match="candidate positions"):
+            Query((1, 2), (3, 4, 5), Intervention((replace(Z_EDIT, value=torch.zeros(rows, 4)),)))
+    Query((1, 2), (3, 4, 5), Intervention((replace(Z_EDIT, value=torch.zeros(3, 4)),)))
