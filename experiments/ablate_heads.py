@@ -44,11 +44,12 @@ MEASURES = ("G", "copy", "sem", "repair", "margin_shift")
 
 @dataclass(frozen=True)
 class Ablated:
-    """One set of heads to take out; kind is none, selected or random."""
+    """One set of heads to take out; kind is none, selected or random; `displaced` as in `mech.controls`."""
 
     label: str
     kind: str
     heads: HeadSet | None
+    displaced: int = 0
 
     @property
     def k(self) -> int:
@@ -64,9 +65,14 @@ def run(args: argparse.Namespace) -> Report:
     about = {
         **about_items(session),
         "sets": {one.label: str(one.heads or "") for one in sets},
+        "displaced": {one.label: one.displaced for one in sets if one.displaced},
         "mean_reference": {"items": reference, "positions": mean.n_positions, "sha256": mean.sha256},
     }
-    with open_run(STUDY, args, session.model, about) as folder:
+    derived = {
+        "set_sha256": {one.label: one.heads.sha256 for one in sets if one.heads is not None},
+        "mean_sha256": mean.sha256,
+    }
+    with open_run(STUDY, args, session.model, about, derived) as folder:
         units = [(one, item) for one in sets for item in [None, *session.items]]
         for one, item in progress(units, len(units), "ablate", args.quiet):
             row_id = f"{one.label}|{item.item_id if item else 'prose'}"
@@ -104,7 +110,7 @@ def head_sets(session: Session, args: argparse.Namespace) -> list[Ablated]:
         for index in range(args.controls):
             rng = session.rng_for(f"control/{heads.sha256}/{index}")
             control = layer_matched(heads, model.n_layers, model.n_heads, rng)
-            sets.append(Ablated(f"{label}/random{index}", "random", control.heads))
+            sets.append(Ablated(f"{label}/random{index}", "random", control.heads, control.displaced))
     return sets
 
 

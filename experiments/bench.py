@@ -31,11 +31,10 @@ from experiments.options import (
     Option,
     Report,
     Study,
-    existing,
     positive,
 )
 from experiments.progress import progress
-from experiments.session import checkpoint_cache, open_model, open_run, read_items, read_pool
+from experiments.session import checkpoint_cache, open_model, open_run, read_items, read_pool, read_wording
 from mech import reference
 from mech.engine import Engine, Run
 from mech.heads import HeadSet
@@ -46,7 +45,7 @@ from mech.trie import common_prefix
 from probes.conditions import parse_conditions
 from probes.items import Item, select_items
 from probes.scoring import asks, decision_run, system_length
-from probes.wording import Wording, load_wording
+from probes.wording import Wording
 
 REPEATS = Option("repeats", positive, 2, "rounds; the median of a method's times counts")
 TWO = Option("limit", positive, 2, "take a balanced sample of this many items")
@@ -62,7 +61,7 @@ def run(args: argparse.Namespace) -> Report:
     """Take the methods in turns, compare them, and with --out write bench.csv."""
     items = read_items(args)
     swept = select_items(read_pool(args), [args.sweep_id])[0] if args.sweep_id else items[0]
-    wording = load_wording(existing(args.wording, "wording")) if args.wording else load_wording()
+    wording = read_wording(args)
     model = open_model(args)
     engine = Engine(model)  # without a cache folder: what is read back was not computed
     stock = load_stock(model, checkpoint_cache())

@@ -37,7 +37,7 @@ def load_stock(model: Model, cache_dir: Path) -> Any:
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        stock = AutoModelForCausalLM.from_pretrained(
+        stock: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint.folder, dtype=model.dtype, attn_implementation="sdpa", local_files_only=True
         )
     finally:

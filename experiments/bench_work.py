@@ -1,11 +1,11 @@
-"""The floating-point operations that scoring and a head sweep cannot do without, a multiplication and an addition each one.
+"""The floating-point operations (multiplications and additions) that scoring and a head sweep cannot do without.
 
-    a token in a layer    2 · (entries of the layer's weight matrices)  +  4 · n_heads · d_head · (keys it sees)
+    a token in a layer    2 · (entries of the layer's matrices)  +  4 · n_heads · d_head · (keys it sees)
     a position read       2 · d_model · d_vocab
 
 Keys are the trunk, the ancestors and the token itself; the factor 4 is the scores and the weighted values. A token's
-keys that a row computes and masks, norms, rotations, softmaxes and the trunk itself are not counted: the first is waste,
-the others small or done once. Sliding layers count as full ones.
+keys that a row computes and masks, norms, rotations, softmaxes and the trunk itself are not counted: the first is
+waste, the others small or done once. Sliding layers count as full ones.
 """
 
 from __future__ import annotations

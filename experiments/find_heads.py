@@ -13,9 +13,9 @@ import pandas as pd
 
 from experiments.durable import replace
 from experiments.options import ON_MODEL, OUT, SEED, Option, Report, Study, positive
-from experiments.records import RunFolder
+from experiments.records import EXACT_FLOATS, RunFolder
 from experiments.seeds import stream
-from experiments.session import open_model, open_run
+from experiments.session import open_model, open_run, require_out
 from experiments.tables import frame_text
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
@@ -30,10 +30,13 @@ BY = Option("by", str, "prefix_matching", "the score that selects", SCORES)
 
 def run(args: argparse.Namespace) -> Report:
     """Score heads, select, freeze."""
+    require_out(args)
     model = open_model(args)
+    scores = score_heads(model, args.seed, args.n_sequences, args.length)
+    chosen = top_heads(
+        scores, args.top, args.by
+    )  # before the folder is claimed: a mistake leaves no trace in it
     with open_run(STUDY, args, model, {}) as folder:
-        scores = score_heads(model, args.seed, args.n_sequences, args.length)
-        chosen = top_heads(scores, args.top, args.by)
         write_heads(folder, scores, chosen, args.by)
         folder.finish({"head_set_sha256": chosen.sha256})
     best = scores.sort_values(args.by, ascending=False).head(args.top)
@@ -64,8 +67,12 @@ def ranking(model: Model, path: Path, seed: int, by: str = "prefix_matching") ->
     table = path / "heads.csv"
     if not table.is_file():
         return score_heads(model, seed), f"scored under seed {seed}"
-    scores = pd.read_csv(table)
-    if len(scores) != model.n_layers * model.n_heads or by not in scores.columns:
+    try:
+        scores = pd.read_csv(table, **EXACT_FLOATS)
+    except ValueError as error:
+        raise InputError(f"{table} is not a table of head scores: run `backfire heads` again.") from error
+    complete = {"layer", "head", by} <= set(scores.columns)
+    if len(scores) != model.n_layers * model.n_heads or not complete:
         raise InputError(
             f"{table} does not score {by} for the {model.n_layers * model.n_heads} heads of this model."
         )

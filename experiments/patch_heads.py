@@ -25,6 +25,7 @@ from mech.heads import Head, HeadSet
 from mech.induction import top_heads
 from mech.patching import patch_heads, patch_sets
 from mech.queries import Score
+from probes.conditions import render
 from probes.effects import head_shares, item_shares, redundancy
 from probes.items import Item
 from probes.scoring import decision_run
@@ -38,12 +39,16 @@ K = Option("k", whole_numbers, (4, 8, 16, 32), "sizes of the joint sets")
 def run(args: argparse.Namespace) -> Report:
     """Patch every item in every asked direction, then derive the tables."""
     session = open_session(args)
+    for name in (vars(args)["from"], args.to):
+        render(
+            session.items[0], name, session.wording
+        )  # an unknown condition is refused before anything is run
     directions = ("noise", "denoise") if args.direction == "both" else (args.direction,)
-    scores, source = ranking(session.model, args.out, args.seed) if args.out else (None, "")
-    about = {**about_items(session), "head_scores": source}
-    with open_run(STUDY, args, session.model, about) as folder:
-        assert scores is not None  # open_run refuses a missing --out
-        sets = {f"top{k}": top_heads(scores, k) for k in args.k if k <= len(scores)}
+    scores, source = ranking(session.model, args.out, args.seed)
+    sets = {f"top{k}": top_heads(scores, k) for k in args.k if k <= len(scores)}
+    about = {**about_items(session), "head_scores": source, "sets": {name: str(sets[name]) for name in sets}}
+    derived = {"set_sha256": {name: heads.sha256 for name, heads in sets.items()}}
+    with open_run(STUDY, args, session.model, about, derived) as folder:
         for item in progress(session.items, len(session.items), "patch", args.quiet):
             done = folder.done_ids("patches")
             todo = [name for name in directions if f"{item.item_id}|{name}" not in done]

@@ -12,6 +12,8 @@ from experiments.progress import progress
 from experiments.session import about_items, open_run, open_session
 from experiments.tables import meter_text, summary_text
 from mech.capture import everything_names
+from mech.errors import InputError
+from mech.hooks import hook_point
 from mech.patching import sweep_names
 from probes.conditions import parse_conditions
 from probes.measures import measure
@@ -26,16 +28,22 @@ KEEP = Option(
     str,
     "",
     "with --cache: more hooks to keep, by their name in a block: attn.hook_pattern,hook_mlp_out",
+    presentation=True,
 )
 
 
 def run(args: argparse.Namespace) -> Report:
     """Score all items and derive the tables; a killed run goes on where it stopped."""
     names = parse_conditions(args.conditions)
+    if args.keep and args.cache is None:
+        raise InputError("--keep says what to keep in the folder of --cache: name one.")
     session = open_session(args)
     model, wording = session.model, session.wording
     kinds = [kind for kind in args.keep.split(",") if kind]
     keep = [*sweep_names(model), *everything_names(model, *kinds)]
+    points = model.bridge.hook_dict
+    for name in keep:
+        hook_point(points, name)  # an unknown name is refused before anything is run
     with open_run(STUDY, args, model, about_items(session)) as folder:
         for item in progress(session.items, len(session.items), "probe", args.quiet):
             wanted = [

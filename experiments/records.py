@@ -52,7 +52,7 @@ TABLES: dict[str, tuple[str, ...]] = {
 _BEFORE_RUN_JSON = {".lock", ".run.json.tmp"}  # all there is if the first process died at once
 # Before pandas 3.1 reading floats exactly is an option; since then it is the default.
 _OLD_PANDAS = tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1)
-_EXACT_FLOATS: dict[str, Any] = {"float_precision": "round_trip"} if _OLD_PANDAS else {}
+EXACT_FLOATS: dict[str, Any] = {"float_precision": "round_trip"} if _OLD_PANDAS else {}
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -208,7 +208,7 @@ class RunFolder:
         path = self._file(name, "csv")
         if not path.exists():
             raise InputError(f"{path} does not exist: run the study that writes it first.")
-        return pd.read_csv(path, keep_default_na=False, na_values=[""], **_EXACT_FLOATS)
+        return pd.read_csv(path, keep_default_na=False, na_values=[""], **EXACT_FLOATS)
 
     def finish(self, extra: Mapping[str, Any] | None = None) -> None:
         """Mark the study done, with the time and whatever else it has to say in run.json."""

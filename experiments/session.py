@@ -87,7 +87,8 @@ def open_engine(args: argparse.Namespace) -> Engine:
 
 
 def open_session(args: argparse.Namespace) -> Session:
-    """Items and wording first (a mistake there costs nothing), then the model."""
+    """The place to write, items and wording first (a mistake there costs nothing), then the model."""
+    require_out(args)
     items = read_items(args)
     wording = read_wording(args)
     return Session(open_engine(args), items, wording, lambda name: stream(args.seed, name))
@@ -99,14 +100,34 @@ def read_wording(args: argparse.Namespace) -> Wording:
     return load_wording() if path is None else load_wording(path)
 
 
-def open_run(study: Study, args: argparse.Namespace, model: Model, more: Mapping[str, Any]) -> RunFolder:
-    """Claim the run folder for a study; `more` is recorded with the model's identity.
+def require_out(args: argparse.Namespace) -> Path:
+    """The run folder that --out names; raises InputError where there is none."""
+    if args.out is None:
+        raise InputError("Say where to write with --out FOLDER.")
+    return Path(args.out)
+
+
+def open_run(
+    study: Study,
+    args: argparse.Namespace,
+    model: Model,
+    more: Mapping[str, Any],
+    derived: Mapping[str, Any] | None = None,
+) -> RunFolder:
+    """Claim the run folder for a study.
+
+    Args:
+        study: whose options are the settings.
+        args: their values.
+        model: its identity is recorded.
+        more: recorded beside it.
+        derived: what decides rows as an option does but comes from elsewhere, such as head sets chosen by a table of
+            the folder: part of the settings, so that a run is not resumed under others.
 
     Raises:
         InputError: no --out, or the folder cannot be used.
     """
-    if args.out is None:
-        raise InputError("Say where to write with --out FOLDER.")
+    out = require_out(args)
     made_with = provenance(
         {
             "name": model.identity.name,
@@ -122,7 +143,8 @@ def open_run(study: Study, args: argparse.Namespace, model: Model, more: Mapping
         }
     )
     command = shlex.join(["backfire", *sys.argv[1:]])
-    return RunFolder.open(args.out, study.name, study.settings(args), {**made_with, **more}, command)
+    settings = {**study.settings(args), **(derived or {})}
+    return RunFolder.open(out, study.name, settings, {**made_with, **more}, command)
 
 
 def about_items(session: Session) -> dict[str, Any]:

@@ -28,8 +28,9 @@ from mech.queries import Query, Score, token_logprobs
 from mech.trie import Trie
 from mech.trunk import Trunk
 
-UNEMBED_ROWS = 256
-"""Nodes unembedded at a time: 256 x 49k logits are 50 MB."""
+UNEMBED_ROWS = 64
+"""Nodes unembedded at a time. 64 x 49k logits are 12 MB, which stay in the cache for the log-softmax; 50 MB came fresh
+from the system every time, and cost a quarter of a long row."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def read_scores(
         asked = [(row, *pair) for row, node in enumerate(chunk) for pair in targets[node]]
         rows = torch.tensor([row for row, _, _ in asked], device=model.device)
         tokens = torch.tensor([actions[which][at] for _, which, at in asked], device=model.device)
-        values, best = token_logprobs(logits[rows] if len(asked) > len(chunk) else logits, tokens)
+        values, best = token_logprobs(logits, tokens, rows)
         for (_, which, at), value, is_best in zip(asked, values.tolist(), best.tolist(), strict=True):
             logprobs[which][at], argmax[which][at] = value, is_best
     return [Score(values, best) for values, best in zip(logprobs, argmax, strict=True)]

@@ -46,11 +46,15 @@ def all_heads(model: Model) -> HeadSet:
 
 def stacked(run: Run, model: Model, kind: str) -> Tensor:
     """One kept activation of all layers: [layer, pos, …]; raises InputError when the run did not keep it."""
+    return torch.stack(_by_layer(run, model, kind))
+
+
+def _by_layer(run: Run, model: Model, kind: str) -> list[Tensor]:
     names = everything_names(model, kind)
     missing = [name for name in names if name not in run.cache]
     if missing:
         raise InputError(f"The run did not keep '{missing[0]}': run it with keep=sweep_names(model).")
-    return torch.stack([run.cache[name] for name in names])
+    return [run.cache[name] for name in names]
 
 
 @torch.no_grad()
@@ -102,7 +106,7 @@ def patch_sets(engine: Engine, recipient: Run, donor: Run, sets: Mapping[str, He
         engine.meter.ran += len(queries)
         return dict(zip(sets, reference.score(model, queries), strict=True))
     scores: list[Score] = []
-    step = max(1, packed.UNEMBED_ROWS // len(recipient.query.action))
+    step = max(1, SWEEP_NODES // len(recipient.query.action))
     for start in range(0, len(queries), step):
         scores += packed.score_row(model, queries[start : start + step], recipient.trunk)
         engine.meter.ran += 1
@@ -118,7 +122,7 @@ def everything_from(model: Model, donor: Run) -> Intervention:
     z, mlp = stacked(donor, model, "attn.hook_z"), stacked(donor, model, "hook_mlp_out")
     edits = list(replace_heads(all_heads(model), z, "candidate").edits)
     edits += [Edit("mlp_out", layer, None, "candidate", mlp[layer]) for layer in range(model.n_layers)]
-    edits.append(Edit("resid_pre", 0, None, "candidate", donor.cache["blocks.0.hook_resid_pre"]))
+    edits.append(Edit("resid_pre", 0, None, "candidate", _by_layer(donor, model, "hook_resid_pre")[0]))
     return Intervention(tuple(edits))
 
 
@@ -147,7 +151,7 @@ def _groups(heads: Sequence[Head], n: int) -> Iterator[list[Head]]:
 def _sweep(model: Model, recipient: Run, donor_z: Tensor, heads: Sequence[Head]) -> dict[Head, Score]:
     """Patched scores of a few neighbouring heads: one rolling packed row, which copies join at their own layer."""
     n = len(recipient.query.action)
-    resid_pre = [recipient.cache[name] for name in everything_names(model, "hook_resid_pre")]
+    resid_pre = _by_layer(recipient, model, "hook_resid_pre")
     cache = RowCache(recipient.trunk.keys, recipient.trunk.values)
     row = torch.empty(1, 0, model.d_model, dtype=model.dtype, device=model.device)
     arguments: list[dict[str, Any]] = []

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mech.errors import InputError
@@ -87,19 +87,25 @@ class Score:
 
 
 def token_logprobs(
-    logits: Float[Tensor, "row d_vocab"], targets: Tensor
-) -> tuple[Float[Tensor, " row"], Bool[Tensor, " row"]]:
-    """Log-softmax at the targets, at least in fp32, and whether each target is the argmax.
+    logits: Float[Tensor, "row d_vocab"],
+    targets: Int[Tensor, " target"],
+    rows: Int[Tensor, " target"] | None = None,
+) -> tuple[Float[Tensor, " target"], Bool[Tensor, " target"]]:
+    """Log-softmax at the targets, at least in fp32, and whether each target is the argmax of its row.
+
+    Args:
+        logits: one row a position.
+        targets: token ids.
+        rows: the row each target is read from; None takes row i for target i.
 
     Raises:
         FloatingPointError: a logit is not finite; such a run must not be recorded.
     """
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    top, best = wide.max(dim=-1)
+    where = torch.arange(len(targets), device=targets.device) if rows is None else rows
+    best = wide.argmax(dim=-1)
     normaliser = torch.logsumexp(wide, dim=-1)
-    if not bool(torch.isfinite(normaliser).all()) or not bool(torch.isfinite(top).all()):
+    chosen = wide[where, targets]
+    if not bool(torch.isfinite(normaliser).all()) or not bool(torch.isfinite(chosen).all()):
         raise FloatingPointError("The model's logits are not finite: nothing of this run may be recorded.")
-    chosen = wide.gather(-1, targets[:, None])[:, 0]
-    if not bool(torch.isfinite(chosen).all()):
-        raise FloatingPointError("The model's logits are not finite: nothing of this run may be recorded.")
-    return chosen - normaliser, best == targets
+    return chosen - normaliser[where], best[where] == targets

@@ -136,11 +136,11 @@ def test_a_run_scores_what_the_engine_scores(family: str, tiny_folder: FolderFac
     model = tiny_model(tiny_folder, family)
     rows = noise(model, len(ACTION), model.d_model)
     edited = Intervention((Edit("mlp_out", 1, None, "candidate", rows), *ABLATED.edits))
-    for kind in (NOTHING, ABLATED, edited, scale_heads(HEADS, 0.5, "candidate") + ABLATED):
+    for kind in (NOTHING, edited, scale_heads(HEADS, 0.5, "candidate") + ABLATED):
         query = Query(LEFT, ACTION, kind)
         engine = Engine(model)
-        runs = [engine.run(query, shared=shared) for shared in (0, 1, len(LEFT) - 1)]
-        assert_scores([run.score for run in runs], Engine(model, slow=True).score([query]) * 3, FP64)
+        runs = [engine.run(query, shared=shared) for shared in (0, len(LEFT) - 1)]
+        assert_scores([run.score for run in runs], Engine(model, slow=True).score([query]) * 2, FP64)
         for run in runs:
             whole = engine.trunk(LEFT[:-1], kind)
             assert (run.trunk.tokens, run.trunk.fingerprint) == (whole.tokens, whole.fingerprint)
@@ -204,7 +204,7 @@ def assert_same_run(one: Run, other: Run) -> None:
 
 
 @pytest.mark.parametrize(("family", "dtype"), MODELS)
-@pytest.mark.parametrize("shared", [0, 1, len(STEM)])
+@pytest.mark.parametrize("shared", [0, len(STEM)])
 def test_a_kept_run_is_the_run_and_costs_no_forward(
     shared: int, family: str, dtype: str, tiny_folder: FolderFactory, tmp_path: Path
 ) -> None:
@@ -244,6 +244,7 @@ def test_a_prompt_of_one_or_two_tokens_can_be_kept(tiny_folder: FolderFactory, t
 def test_another_question_is_not_answered_from_the_cache(tiny_folder: FolderFactory, tmp_path: Path) -> None:
     model = tiny_model(tiny_folder, "llama")
     kept_run(Engine(model, tmp_path))
+    Engine(model, tmp_path).score([QUERY])
     others = [
         Query(LEFT, (*ACTION[:-1], 5)),  # only a token that is scored but not run
         Query(LEFT, ACTION, ABLATED),
@@ -255,6 +256,9 @@ def test_another_question_is_not_answered_from_the_cache(tiny_folder: FolderFact
         run = engine.run(query, [Z0, PATTERN1], at={"record": [25, 30], "nothing": []})
         assert engine.meter == Meter(ran=1, saved=0)
         assert_bits([run.score], [Engine(model).run(query).score])
+        scoring = Engine(model, tmp_path)
+        assert_bits(scoring.score([query]), Engine(model).score([query]))
+        assert scoring.meter.ran > 0
     engine = Engine(model, tmp_path)
     moved = engine.run(QUERY, [Z0], at={"record": [24, 30], "nothing": []})
     assert engine.meter.ran == 1 and not torch.equal(

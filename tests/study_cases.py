@@ -1,0 +1,176 @@
+"""Cases the tests of studies share: short items, their file, and commands run as a user types them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from experiments.cli import main
+from experiments.records import EXACT_FLOATS
+from mech.load import load_model
+from mech.model import Model
+from probes.items import Item, dump_items
+
+FolderFactory = Callable[..., Path]
+SYSTEM = "Tools: grow(plant, cups), prune(plant)."
+
+
+def item(
+    number: int,
+    failed: str,
+    gold: str,
+    error: str,
+    before: tuple[tuple[str, str], ...] = (),
+    others: tuple[str, ...] = ("prune(plant='oak')", "grow(plant='elm', cups=9)"),
+    operator: str = "arg_typo",
+) -> Item:
+    """A short decision point in a garden that no environment knows; two items share a task."""
+    return Item(
+        item_id=f"garden-{number}",
+        env="garden",
+        task_id=f"task-{number // 2}",
+        template="garden",
+        step_index=len(before),
+        operator=operator,
+        error_type="argument_unknown",
+        system_prompt=SYSTEM,
+        goal=f"Look after plot {number}.",
+        prefix_actions=tuple(action for action, _ in before),
+        prefix_observations=tuple(answer for _, answer in before),
+        failed_action=failed,
+        gold_action=gold,
+        obs_fail=error,
+        obs_fail_terse="error",
+        obs_fail_verbose=f"{error}; nothing was done",
+        obs_fail_echo=f"{error} in {failed}",
+        obs_success="done",
+        obs_neutral="call received",
+        obs_fail_other="error: no oak",
+        distractors=others,
+        tool=failed.split("(")[0],
+        meta={},
+    )
+
+
+ITEMS = (
+    item(0, "grow(plnt='fig', cups=2)", "grow(plant='fig', cups=2)", "error: no plnt"),
+    item(
+        1,
+        "prune(tree='fig')",
+        "prune(plant='fig')",
+        "error: no tree",
+        before=(("grow(plant='fig', cups=1)", "watered"),),
+    ),
+    item(2, "grow(plant='ash', cups='two')", "grow(plant='ash', cups=2)", "error: two?", operator="type"),
+    item(3, "prun(plant='ash')", "prune(plant='ash')", "error: prun?", operator="tool"),
+)
+
+
+@cache
+def loaded_once(
+    name: str, dtype: str = "float32", device: str = "cpu", cache_dir: Path | None = None
+) -> Model:
+    """`load_model` with its checks, each checkpoint once: nothing in a run changes a model."""
+    return load_model(name, dtype=dtype, device=device, cache_dir=cache_dir)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command gave: exit code, lines on stdout and on stderr."""
+
+    code: int
+    out: list[str]
+    err: list[str]
+
+    def sentence(self, *parts: str) -> str:
+        """The one line of a refusal, which must hold these parts."""
+        assert self.code == 2 and len(self.err) == 1 and not self.out, self
+        for part in parts:
+            assert part in self.err[0], (part, self.err[0])
+        return self.err[0]
+
+
+@dataclass(frozen=True)
+class Shell:
+    """A folder with a tiny model and an item file, and the commands on them."""
+
+    tmp: Path
+    model: Path
+    items: Path
+    capture: Any
+
+    def __call__(self, study: str, *words: str | Path, out: Path | str | None = "run") -> Said:
+        """Run `backfire STUDY` in this process; words given later win. `out` names a folder in tmp."""
+        base: list[str | Path] = ["--model", self.model]
+        if study in ("probe", "patch", "ablate"):
+            base += ["--items", self.items, "--quiet", "yes"]
+        if out is not None:
+            base += ["--out", self.tmp / out]
+        self.capture.readouterr()
+        try:
+            code = main([study, *map(str, [*base, *words])])
+        except SystemExit as stop:  # argparse
+            code = int(stop.code or 0)
+        shown = self.capture.readouterr()
+        return Said(code, shown.out.splitlines(), shown.err.splitlines())
+
+    def ran(self, study: str, *words: str | Path, out: Path | str = "run") -> Said:
+        """As calling, for a command that must succeed in silence."""
+        said = self(study, *words, out=out)
+        assert said.code == 0 and not said.err, said
+        return said
+
+    def path(self, name: str, out: str = "run") -> Path:
+        """A file of a run folder."""
+        return self.tmp / out / name
+
+    def table(self, name: str, out: str = "run") -> pd.DataFrame:
+        """A table of a run folder, floats read exactly."""
+        return pd.read_csv(self.path(f"{name}.csv", out), **EXACT_FLOATS)
+
+    def lines(self, name: str, out: str = "run") -> list[dict[str, Any]]:
+        """The rows of a run folder."""
+        return [json.loads(line) for line in self.path(f"{name}.jsonl", out).read_text().splitlines()]
+
+    def about(self, study: str, out: str = "run") -> dict[str, Any]:
+        """A study's entry of run.json."""
+        entry: dict[str, Any] = json.loads(self.path("run.json", out).read_text())["studies"][study]
+        return entry
+
+    def forwards(self, study: str, out: str = "run") -> tuple[int, int]:
+        """(run, saved) as the study recorded them."""
+        extra = self.about(study, out)["extra"]
+        return extra["forwards_run"], extra["forwards_saved"]
+
+
+@pytest.fixture
+def shell(
+    tmp_path: Path,
+    tiny_folder: FolderFactory,
+    capsys: pytest.CaptureFixture[str],
+    one_thread: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Shell:
+    """Commands on the tiny Llama, three short items and two short passages of prose."""
+    monkeypatch.setenv("BACKFIRE_CACHE", "checkpoints")  # used for GGUF files only
+    monkeypatch.setattr("experiments.session.load_model", loaded_once)
+    monkeypatch.setattr("probes.offtarget.passages", lambda: ["Rain fell on the hill.", "We ate soup."])
+    items = tmp_path / "items.jsonl"
+    dump_items(ITEMS[:3], items)
+    return Shell(tmp_path, tiny_folder("llama"), items, capsys)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by its path."""
+    return {
+        file.relative_to(folder).as_posix(): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
