@@ -65,7 +65,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 test: lint
-	$(OFFLINE) $(BIN)/python -m pytest
+	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 figures: $(STAMP)
 	$(BIN)/python -m figures $(RUN)
