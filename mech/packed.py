@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mech.blocks import RowCache, block_arguments, embed, layout, run_block, unembed
 from mech.capture import capture_hooks
-from mech.hooks import Placement, edit_hooks, hooked
+from mech.hooks import HookMissed, Placement, edit_hooks, hooked
 from mech.interventions import Intervention
 from mech.model import Model
 from mech.queries import Query, Score, token_logprobs
@@ -74,6 +74,10 @@ def run_row(
         for layer in range(model.n_layers):
             resid = run_block(model, layer, resid, arguments[layer])
     layers = range(model.n_layers)
+    if set(cache.keys) != set(layers):
+        raise HookMissed(
+            "The model's attention did not use the key/value cache it was given: no trunk can be shared."
+        )
     return RowRun(resid, tuple(cache.keys[i] for i in layers), tuple(cache.values[i] for i in layers), kept)
 
 

@@ -17,6 +17,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,8 @@ def dump_items(items: Iterable[Item], path: str | os.PathLike[str]) -> None:
         partial.write_bytes(text.encode())
         os.replace(partial, target)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing could be written there may be nothing to remove either
+            partial.unlink()
         raise InputError(f"Cannot write the item file '{target}': {error.strerror or error}.") from error
 
 
