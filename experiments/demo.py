@@ -22,10 +22,10 @@ from mech.errors import InputError
 logger = logging.getLogger(__name__)
 
 PROBED = Option("items-probed", positive, 24, "items whose Δcopy and Δsem are measured")
-PATCHED = Option("items-patched", positive, 3, "items whose every head is patched, both directions")
+PATCHED = Option("items-patched", positive, 2, "items whose every head is patched, both directions")
 ABLATED = Option("items-ablated", positive, 8, "items measured under every ablation")
 CONTROLS = Option("controls", positive, 2, "random control sets for each size")
-K = Option("k", whole_numbers, (4, 16, 32), "sizes of the ablated sets; 16 must be among them")
+K = Option("k", whole_numbers, (16, 32), "sizes of the ablated sets; 16 must be among them")
 
 
 def run(args: argparse.Namespace) -> Report:

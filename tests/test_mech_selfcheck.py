@@ -39,7 +39,7 @@ def test_every_family_passes_every_check(family: str, dtype: str, tiny_folder: F
     assert not failed(results)
     assert not any(result.flagged for result in results)
     assert {"stock_forward", "cache_length", "suffix_on_cache", "greedy_cached"} <= set(by_name(results))
-    assert len(results) == 17  # that none is silently left out
+    assert len(results) == 18  # that none is silently left out
     assert model.dtype == getattr(torch, dtype)
     assert by_name(results)["cache_length"].value == 8
 
@@ -59,7 +59,7 @@ def test_dead_cache_is_refused_by_behaviour(
 
     monkeypatch.setattr(AttentionBridge, "_update_kv_cache", ignore_cache)
     _, results = examine_model(str(tiny_folder("llama")))
-    assert {"cache_length", "suffix_on_cache", "greedy_cached"} == failed(results)
+    assert {"cache_length", "suffix_on_cache", "greedy_cached", "packed_row"} == failed(results)
     said = r"cache_length, suffix_on_cache, greedy_cached: .*install transformers>=5\.9,<5\.24"
     with pytest.raises(InputError, match=said):
         load_model(str(tiny_folder("llama")))
