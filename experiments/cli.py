@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one study; returns the exit code."""
     # Before torch is loaded: OpenMP's default is to spin for milliseconds at every barrier, which on a machine that
     # others use too makes two threads ten times slower than one.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "50000")
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help") or words[0] not in STUDIES:
         return _overview(words)
