@@ -36,7 +36,7 @@ from probes.scoring import asks, score_item
 HEADS = Option("heads", str, "top:16", "top:K by score, or heads by name: L18H6,L17H3")
 BY = Option("by", str, "prefix_matching", "the score that top: ranks by", SCORES)
 HOW = Option("how", str, "mean", "what z is replaced by at all positions", ("mean", "zero"))
-K = Option("k", whole_numbers, None, "with top:K, the sizes of a dose curve, such as 4,8,16,32")
+K = Option("k", whole_numbers, None, "with top:K, the sizes of a dose curve in its place: 4,8,16,32")
 CONTROLS = Option("controls", positive, 5, "random layer-matched control sets for each size")
 REFERENCE = Option("reference-items", positive, 16, "items whose contexts the mean is taken over")
 MEASURES = ("G", "copy", "sem", "repair", "margin_shift")

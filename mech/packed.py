@@ -28,9 +28,8 @@ from mech.queries import Query, Score, token_logprobs
 from mech.trie import Trie
 from mech.trunk import Trunk
 
-UNEMBED_ROWS = 64
-"""Nodes unembedded at a time. 64 x 49k logits are 12 MB, which stay in the cache for the log-softmax; 50 MB came fresh
-from the system every time, and cost a quarter of a long row."""
+UNEMBED_ROWS = 128
+"""Nodes unembedded at a time: 128 x 49k logits are 25 MB."""
 
 
 @dataclass(frozen=True)
