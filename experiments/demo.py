@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> Report:
     if 16 not in args.k:
         raise InputError("The demo reports the top 16 heads: leave 16 among the sizes of --k.")
     out: Path = args.out or Path("runs/demo")
-    common = {"model": args.model, "seed": args.seed, "out": out, "quiet": args.quiet, "cache": out / "cache"}
+    common = {"model": args.model, "seed": args.seed, "out": out, "quiet": args.quiet}
     steps: list[tuple[Study, dict[str, Any]]] = [
         (doctor.STUDY, {}),
         (make_items.STUDY, {"out": None, "limit": args.items_probed}),
