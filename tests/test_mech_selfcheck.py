@@ -60,7 +60,7 @@ def test_dead_cache_is_refused_by_behaviour(
     monkeypatch.setattr(AttentionBridge, "_update_kv_cache", ignore_cache)
     _, results = examine_model(str(tiny_folder("llama")))
     assert {"cache_length", "suffix_on_cache", "greedy_cached", "packed_row"} == failed(results)
-    said = r"cache_length, suffix_on_cache, greedy_cached: .*install transformers>=5\.9,<5\.24"
+    said = r"cache_length, suffix_on_cache, greedy_cached, packed_row: .*install transformers>=5\.9,<5\.24"
     with pytest.raises(InputError, match=said):
         load_model(str(tiny_folder("llama")))
 
