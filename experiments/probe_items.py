@@ -17,7 +17,7 @@ from mech.hooks import hook_point
 from mech.patching import sweep_names
 from probes.conditions import parse_conditions
 from probes.measures import measure
-from probes.scoring import decision_run, score_item
+from probes.scoring import DISTRACTORS_IN, decision_run, score_item, scored
 from probes.stats import summarise
 
 KEPT_CONDITIONS = ("pre", "neut", "fail")
@@ -31,12 +31,21 @@ KEEP = Option(
     presentation=True,
 )
 
+DISTRACTORS = Option(
+    "distractors",
+    str,
+    "measured",
+    "score them where a measure reads them (pre, fail) or everywhere",
+    ("measured", "everywhere"),
+)
+
 
 def run(args: argparse.Namespace) -> Report:
     """Score all items and derive the tables; a killed run goes on where it stopped."""
     names = parse_conditions(args.conditions)
     if args.keep and args.cache is None:
         raise InputError("--keep says what to keep in the folder of --cache: name one.")
+    where = DISTRACTORS_IN if args.distractors == "measured" else None
     session = open_session(args)
     model, wording = session.model, session.wording
     kinds = [kind for kind in args.keep.split(",") if kind]
@@ -46,12 +55,10 @@ def run(args: argparse.Namespace) -> Report:
         hook_point(points, name)  # an unknown name is refused before anything is run
     with open_run(STUDY, args, model, about_items(session)) as folder:
         for item in progress(session.items, len(session.items), "probe", args.quiet):
-            wanted = [
-                f"{item.item_id}|{name}|{candidate}" for name in names for candidate in item.candidates()
-            ]
+            wanted = [f"{item.item_id}|{name}|{one}" for name in names for one in scored(item, name, where)]
             done = folder.done_ids("scores")
             if not done.issuperset(wanted):
-                rows = score_item(session.engine, item, names, wording)
+                rows = score_item(session.engine, item, names, wording, distractors_in=where)
                 folder.append_all("scores", [row for row in rows if row["id"] not in done])
             if args.cache is not None:
                 for name in KEPT_CONDITIONS:
@@ -70,6 +77,6 @@ STUDY = Study(
     "probe",
     "measure how much a recorded failure raises or lowers the log-probability of repeating it",
     "backfire probe --limit 24 --out runs/first",
-    (*ON_MODEL, *ON_ITEMS, CONDITIONS, KEEP, *RUNNING),
+    (*ON_MODEL, *ON_ITEMS, CONDITIONS, DISTRACTORS, KEEP, *RUNNING),
     run,
 )

@@ -27,6 +27,8 @@ from probes.items import Item
 from probes.wording import Wording
 
 POSITIONS = ("candidate", "record", "observation")
+DISTRACTORS_IN = ("pre", "fail")
+"""Conditions under which a measure reads the distractors: the normalised repeat probability before and after."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ def asks(
     wording: Wording,
     candidates: Sequence[str] | None = None,
     intervention: Intervention = NOTHING,
+    distractors_in: Sequence[str] | None = None,
 ) -> list[Ask]:
     """Every (condition, candidate) of an item as a query, conditions outermost.
 
@@ -56,25 +59,31 @@ def asks(
         item: the decision point.
         names: conditions, keys of `probes.CONDITIONS`.
         wording: how a failure is written.
-        candidates: names out of `item.candidates()`; None takes all.
+        candidates: names out of `item.candidates()`; None takes all that `scored` names.
         intervention: carried by every query.
+        distractors_in: conditions under which the distractors are asked too; None means all.
 
     Raises:
         InputError: an unknown condition or candidate, or a template that refuses the transcript.
     """
     texts = item.candidates()
-    chosen = list(texts) if candidates is None else list(candidates)
-    unknown = [name for name in chosen if name not in texts]
+    unknown = [name for name in candidates or () if name not in texts]
     if unknown:
         raise InputError(f"Item {item.item_id} has no candidate '{unknown[0]}': it has {', '.join(texts)}.")
     out = []
     for name in names:
         rendering = render(model, conditions.render(item, name, wording))
-        for candidate in chosen:
+        for candidate in scored(item, name, distractors_in) if candidates is None else candidates:
             action = action_ids(model, rendering, texts[candidate])
             query = Query(rendering.ids, action.ids, intervention)
             out.append(Ask(item, name, candidate, query, rendering, action.boundary_merged))
     return out
+
+
+def scored(item: Item, name: str, distractors_in: Sequence[str] | None = None) -> list[str]:
+    """The candidates scored under a condition: all, less the distractors where `distractors_in` leaves it out."""
+    spared = distractors_in is not None and name not in distractors_in
+    return [one for one in item.candidates() if not (spared and one.startswith("distractor"))]
 
 
 def system_length(model: Model, item: Item) -> int:
@@ -95,6 +104,7 @@ def score_item(
     wording: Wording,
     candidates: Sequence[str] | None = None,
     intervention: Intervention = NOTHING,
+    distractors_in: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Rows of one item under these conditions, scored in packed rows over the item's system prompt.
 
@@ -102,7 +112,7 @@ def score_item(
         InputError: as `asks`.
         FloatingPointError: a logit is not finite.
     """
-    questions = asks(engine.model, item, names, wording, candidates, intervention)
+    questions = asks(engine.model, item, names, wording, candidates, intervention, distractors_in)
     prompts = [ask.query.prompt[:-1] for ask in questions]
     shared = min(system_length(engine.model, item), common_prefix(prompts))
     scores = engine.score([ask.query for ask in questions], shared)
