@@ -127,6 +127,24 @@ def action_ids(model: Speaker, prompt: Rendering, action: str) -> Action:
     return Action(encode(model, action), boundary_merged=True)
 
 
+def end_of_turn_id(model: Speaker) -> int:
+    """The id of the first token that stands behind an assistant's text: with it the model says "exactly this".
+
+    Found by rendering a finished turn. A template that writes nothing there ends with the tokenizer's end of text.
+
+    Raises:
+        InputError: neither the template nor the tokenizer has an end.
+    """
+    said = "Zq"  # a text that no template contains
+    turns = [{"role": "user", "content": "0"}, {"role": "assistant", "content": said}]
+    _, _, behind = render(model, turns, generation_prompt=False).text.rpartition(said)
+    if behind:
+        return encode(model, behind)[0]
+    if model.tokenizer.eos_token_id is None:
+        raise InputError("This model has no end of turn: neither its template nor its tokenizer writes one.")
+    return int(model.tokenizer.eos_token_id)
+
+
 def encode(model: Speaker, text: str) -> tuple[int, ...]:
     """The ids of a text, special tokens in it recognised and none added."""
     return tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -3,40 +3,57 @@
 C is the system prompt, the goal and the successful steps so far. A condition is a function (item, wording) →
 messages that end where the assistant is to speak. Observations come back in the role that the wording names
 (a user turn by default, since several small models' templates know no tool role).
+
+Two conditions are as long as another one, in tokens of the model that reads them: `neut_pad` as `fail`, and
+`quote_matched` as `fail_echo`. They alone need to know how the model counts (`Count`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from mech.errors import InputError
+from probes.filler import Count, filler
 from probes.items import Item
 from probes.wording import Wording
 
 Messages = list[dict[str, str]]
-Condition = Callable[[Item, Wording], Messages]
+Condition = Callable[[Item, Wording, Count], Messages]
 
 
-def render(item: Item, condition: str, wording: Wording) -> Messages:
-    """The item's messages under a condition; InputError, listing the known ones, for an unknown one."""
+def render(item: Item, condition: str, wording: Wording, count: Count | None = None) -> Messages:
+    """The item's messages under a condition.
+
+    Args:
+        item: the decision point.
+        condition: a key of CONDITIONS.
+        wording: how a failure is written.
+        count: how many tokens of the model a text has; needed by the conditions in AS_LONG_AS alone.
+
+    Raises:
+        InputError: an unknown condition (the known ones are listed), or one the item cannot be put under.
+        ValueError: a condition in AS_LONG_AS without `count`.
+    """
     if condition not in CONDITIONS:
         raise InputError(f"There is no condition '{condition}': choose from {', '.join(CONDITIONS)}.")
-    return CONDITIONS[condition](item, wording)
+    return CONDITIONS[condition](item, wording, count or _no_count)
 
 
 def parse_conditions(text: str) -> tuple[str, ...]:
-    """Read `core` or `a,b,c` (`core` may stand among the names); each name once, in the order first given.
+    """Read `core`, `all` or `a,b,c` (either may stand among the names); each name once, in the order first given.
 
     Raises InputError for an unknown name, listing the known ones, and for an empty list.
     """
     names: list[str] = []
     for part in (each.strip() for each in text.split(",")):
-        names += CORE if part == "core" else [part] if part else []
+        names += _GROUPS.get(part, [part] if part else [])
     unknown = [name for name in names if name not in CONDITIONS]
     if unknown:
-        raise InputError(f"There is no condition '{unknown[0]}': choose from core, {', '.join(CONDITIONS)}.")
+        raise InputError(
+            f"There is no condition '{unknown[0]}': choose from core, all, {', '.join(CONDITIONS)}."
+        )
     if not names:
-        raise InputError(f"The list of conditions is empty: choose from core, {', '.join(CONDITIONS)}.")
+        raise InputError(f"The list of conditions is empty: choose from core, all, {', '.join(CONDITIONS)}.")
     return tuple(dict.fromkeys(names))
 
 
@@ -61,7 +78,7 @@ def _prefix(item: Item, wording: Wording) -> Messages:
     return [turn for action, observation in steps for turn in _step(action, observation, wording)]
 
 
-def _context(item: Item, wording: Wording) -> Messages:
+def _context(item: Item, wording: Wording, count: Count) -> Messages:
     """C, before any attempt."""
     return _request(item, item.system_prompt) + _prefix(item, wording)
 
@@ -69,42 +86,90 @@ def _context(item: Item, wording: Wording) -> Messages:
 def _answered(observation: Callable[[Item], str], times: int = 1) -> Condition:
     """C, then a× and the given observation, recorded `times` times."""
 
-    def messages(item: Item, wording: Wording) -> Messages:
-        return _context(item, wording) + times * _step(item.failed_action, observation(item), wording)
+    def messages(item: Item, wording: Wording, count: Count) -> Messages:
+        record = _step(item.failed_action, observation(item), wording)
+        return _context(item, wording, count) + times * record
 
     return messages
 
 
-def _abstract(item: Item, wording: Wording) -> Messages:
-    """C and the runtime's description of the failure in the observation's role; a× itself is absent."""
-    note = wording.abstract(item.error_type, item.tool)
-    return [*_context(item, wording), _turn(wording.observation_role, note)]
+def _noted(note: Callable[[Item, Wording], str]) -> Condition:
+    """C and a note in the observation's role; a× itself is absent."""
+
+    def messages(item: Item, wording: Wording, count: Count) -> Messages:
+        return [*_context(item, wording, count), _turn(wording.observation_role, note(item, wording))]
+
+    return messages
 
 
-def _abstract_min(item: Item, wording: Wording) -> Messages:
-    """C and a bare mark of failure."""
-    return [*_context(item, wording), _turn(wording.observation_role, wording.abstract_min)]
-
-
-def _fail_instr(item: Item, wording: Wording) -> Messages:
+def _fail_instr(item: Item, wording: Wording, count: Count) -> Messages:
     """As fail, with the wording's instruction at the end of the system prompt."""
     system = f"{item.system_prompt}{wording.negative_instruction_join}{wording.negative_instruction}"
     failed = _step(item.failed_action, item.obs_fail, wording)
     return _request(item, system) + _prefix(item, wording) + failed
 
 
-def _fail_early(item: Item, wording: Wording) -> Messages:
+def _fail_early(item: Item, wording: Wording, count: Count) -> Messages:
     """The failure before the successful steps; equal to fail where there are none."""
     failed = _step(item.failed_action, item.obs_fail, wording)
     return _request(item, item.system_prompt) + failed + _prefix(item, wording)
 
 
-def _fail_other(item: Item, wording: Wording) -> Messages:
-    """Placebo: the first distractor failed, a× was never written; InputError for an item without one."""
+def _fail_other(item: Item, wording: Wording, count: Count) -> Messages:
+    """Near placebo: the first distractor failed, a× was never written; it shares most of its text with a×."""
     if not item.distractors:
         raise InputError(f"The item '{item.item_id}' has no distractor: leave out the condition fail_other.")
-    return _context(item, wording) + _step(item.distractors[0], item.obs_fail_other, wording)
+    record = _step(item.distractors[0], item.obs_fail_other, wording)
+    return _context(item, wording, count) + record
 
+
+def _fail_unrelated(item: Item, wording: Wording, count: Count) -> Messages:
+    """Far placebo: a failed call of another tool and task (`probes.placebo`), with the error it met there."""
+    action, observation = (item.meta.get(name) for name in UNRELATED)
+    if not isinstance(action, str) or not isinstance(observation, str):
+        raise InputError(f"The item '{item.item_id}' has no unrelated call: it takes items of several tasks.")
+    return _context(item, wording, count) + _step(action, observation, wording)
+
+
+def _neut_pad(item: Item, wording: Wording, count: Count) -> Messages:
+    """As neut, the observation filled up to the token count of the failure's with words that mean nothing."""
+
+    def written(words: str) -> str:
+        return (
+            wording.pad_template.format(neutral=item.obs_neutral, filler=words) if words else item.obs_neutral
+        )
+
+    return _as_long(item, item.obs_fail, written, wording, count)
+
+
+def _quote_matched(item: Item, wording: Wording, count: Count) -> Messages:
+    """As fail_echo, a× in the error replaced by words of as many tokens: a longer message without a second copy."""
+    before, quoted, after = item.obs_fail_echo.rpartition(item.failed_action)
+    if not quoted:
+        raise InputError(
+            f"The item '{item.item_id}' has an obs_fail_echo without its failed action: leave out quote_matched."
+        )
+    return _as_long(item, item.obs_fail_echo, lambda words: f"{before}{words}{after}", wording, count)
+
+
+def _as_long(
+    item: Item, model_text: str, written: Callable[[str], str], wording: Wording, count: Count
+) -> Messages:
+    """C, a×, and the observation `written(filler)` of as many tokens as `model_text`, the turn's prefix counted."""
+    prefix = wording.observation_prefix
+    target = count(f"{prefix}{model_text}")
+    words = filler(item.item_id, target, lambda text: count(f"{prefix}{written(text)}"))
+    return _context(item, wording, count) + _step(item.failed_action, written(words), wording)
+
+
+def _no_count(text: str) -> int:
+    raise ValueError(
+        "this condition is as long as another one in tokens: give render() the count of the model"
+    )
+
+
+UNRELATED = ("unrelated_action", "unrelated_observation")
+"""The keys of an item's meta that hold its far placebo."""
 
 CORE = ("pre", "fail", "succ", "neut", "abstract")
 
@@ -113,7 +178,8 @@ CONDITIONS: Mapping[str, Condition] = {
     "fail": _answered(lambda item: item.obs_fail),
     "succ": _answered(lambda item: item.obs_success),
     "neut": _answered(lambda item: item.obs_neutral),
-    "abstract": _abstract,
+    "abstract": _noted(lambda item, wording: wording.abstract(item.error_type, item.tool)),
+    "neut_pad": _neut_pad,
     "fail_terse": _answered(lambda item: item.obs_fail_terse),
     "fail_verbose": _answered(lambda item: item.obs_fail_verbose),
     "fail_echo": _answered(lambda item: item.obs_fail_echo),
@@ -122,5 +188,16 @@ CONDITIONS: Mapping[str, Condition] = {
     "fail_k3": _answered(lambda item: item.obs_fail, times=3),
     "fail_early": _fail_early,
     "fail_other": _fail_other,
-    "abstract_min": _abstract_min,
+    "fail_unrelated": _fail_unrelated,
+    "quote_matched": _quote_matched,
+    "abstract_min": _noted(lambda item, wording: wording.abstract_min),
+    "abstract_forbids": _noted(lambda item, wording: wording.abstract_forbids(item.error_type, item.tool)),
 }
+
+MANIPULATIONS = tuple(name for name in CONDITIONS if name not in ("pre", "fail", "succ", "neut"))
+"""The ways to write the failure otherwise, each measured against `fail`."""
+
+AS_LONG_AS: Mapping[str, str] = {"neut_pad": "fail", "quote_matched": "fail_echo"}
+"""Condition → the condition whose prompt it matches in tokens."""
+
+_GROUPS: Mapping[str, Sequence[str]] = {"core": CORE, "all": tuple(CONDITIONS)}

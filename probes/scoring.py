@@ -3,8 +3,10 @@
     item ─ condition → messages → ids (the chat template) ┐
                                   candidate → ids          ┴→ Query → log-probabilities → one row
 
-One row a (item, condition, candidate). The system prompt is the trunk that all items share, so the arithmetic of an
-item does not depend on which items came before it: rows are bit for bit the same in any order.
+One row a (item, condition, candidate). Behind the action stands the token that ends the turn: the action's own tokens
+say how likely the model is to begin with it, `end_logprob` how likely it is then to stop. The system prompt is the
+trunk that all items share, so the arithmetic of an item does not depend on which items came before it: rows are bit
+for bit the same in any order.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mech.chat import Rendering, action_ids, render, shared_prefix
+from mech.chat import Rendering, action_ids, encode, end_of_turn_id, render, shared_prefix
 from mech.engine import Engine, Run
 from mech.errors import InputError
 from mech.interventions import NOTHING, Intervention
@@ -23,6 +25,7 @@ from mech.patching import sweep_names
 from mech.queries import Query, Score
 from mech.trie import common_prefix
 from probes import conditions
+from probes.filler import Count
 from probes.items import Item
 from probes.wording import Wording
 
@@ -33,7 +36,11 @@ DISTRACTORS_IN = ("pre", "fail")
 
 @dataclass(frozen=True)
 class Ask:
-    """One question about an item, as token ids, with what of its rendering a row records."""
+    """One question about an item, as token ids, with what of its rendering a row records.
+
+    `ended`: the query's last token is the end of the turn. `length_mismatch`: by how many tokens the prompt is longer
+    than the one it was to be as long as; None for a condition that is as long as it is.
+    """
 
     item: Item
     condition: str
@@ -41,6 +48,18 @@ class Ask:
     query: Query
     rendering: Rendering
     boundary_merged: bool
+    ended: bool = False
+    length_mismatch: int | None = None
+
+    @property
+    def id(self) -> str:
+        """The id of the row that answers it."""
+        return f"{self.item.item_id}|{self.condition}|{self.candidate}"
+
+    @property
+    def prompt_sha256(self) -> str:
+        """Hash of the rendered prompt."""
+        return hashlib.sha256(self.rendering.text.encode()).hexdigest()
 
 
 def asks(
@@ -51,6 +70,7 @@ def asks(
     candidates: Sequence[str] | None = None,
     intervention: Intervention = NOTHING,
     distractors_in: Sequence[str] | None = None,
+    end_of_turn: bool = False,
 ) -> list[Ask]:
     """Every (condition, candidate) of an item as a query, conditions outermost.
 
@@ -62,6 +82,7 @@ def asks(
         candidates: names out of `item.candidates()`; None takes all that `scored` names.
         intervention: carried by every query.
         distractors_in: conditions under which the distractors are asked too; None means all.
+        end_of_turn: put the token that ends the turn behind every action.
 
     Raises:
         InputError: an unknown condition or candidate, or a template that refuses the transcript.
@@ -70,14 +91,27 @@ def asks(
     unknown = [name for name in candidates or () if name not in texts]
     if unknown:
         raise InputError(f"Item {item.item_id} has no candidate '{unknown[0]}': it has {', '.join(texts)}.")
+    end = (end_of_turn_id(model),) if end_of_turn else ()
     out = []
     for name in names:
-        rendering = render(model, conditions.render(item, name, wording))
+        rendering = _rendered(model, item, name, wording)
+        other = conditions.AS_LONG_AS.get(name)
+        mismatch = len(rendering.ids) - len(_rendered(model, item, other, wording).ids) if other else None
         for candidate in scored(item, name, distractors_in) if candidates is None else candidates:
             action = action_ids(model, rendering, texts[candidate])
-            query = Query(rendering.ids, action.ids, intervention)
-            out.append(Ask(item, name, candidate, query, rendering, action.boundary_merged))
+            query = Query(rendering.ids, action.ids + end, intervention)
+            merged = action.boundary_merged
+            out.append(Ask(item, name, candidate, query, rendering, merged, end_of_turn, mismatch))
     return out
+
+
+def _rendered(model: Model, item: Item, name: str, wording: Wording) -> Rendering:
+    return render(model, conditions.render(item, name, wording, counter(model)))
+
+
+def counter(model: Model) -> Count:
+    """How many tokens of the model a text has."""
+    return lambda text: len(encode(model, text))
 
 
 def scored(item: Item, name: str, distractors_in: Sequence[str] | None = None) -> list[str]:
@@ -106,13 +140,13 @@ def score_item(
     intervention: Intervention = NOTHING,
     distractors_in: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows of one item under these conditions, scored in packed rows over the item's system prompt.
+    """Rows of one item under these conditions, scored in packed rows over the item's system prompt, turns ended.
 
     Raises:
         InputError: as `asks`.
         FloatingPointError: a logit is not finite.
     """
-    questions = asks(engine.model, item, names, wording, candidates, intervention, distractors_in)
+    questions = asks(engine.model, item, names, wording, candidates, intervention, distractors_in, True)
     prompts = [ask.query.prompt[:-1] for ask in questions]
     shared = min(system_length(engine.model, item), common_prefix(prompts))
     scores = engine.score([ask.query for ask in questions], shared)
@@ -121,24 +155,43 @@ def score_item(
 
 def score_row(model: Model, ask: Ask, score: Score) -> dict[str, Any]:
     """One answer as a plain row: identities, sums, counts, and the log-probability (nats) of every token."""
+    length = len(ask.query.action) - ask.ended
+    action = Score(score.logprobs[:length], score.argmax[:length])
+    end: dict[str, Any] = {"end_logprob": None, "end_is_argmax": None}
+    if ask.ended:
+        end = {"end_logprob": float(score.logprobs[length]), "end_is_argmax": bool(score.argmax[length])}
     return {
-        "id": f"{ask.item.item_id}|{ask.condition}|{ask.candidate}",
+        "id": ask.id,
         "model": model.identity.name,
         "env": ask.item.env,
         "item_id": ask.item.item_id,
         "task_id": ask.item.task_id,
         "condition": ask.condition,
         "candidate": ask.candidate,
-        "logprob": score.total,
-        "n_tokens": score.n_tokens,
-        "n_argmax_match": score.n_argmax_match,
-        "is_greedy": score.is_greedy,
+        "logprob": action.total,
+        "n_tokens": action.n_tokens,
+        "n_argmax_match": action.n_argmax_match,
+        "is_greedy": action.is_greedy,
+        **end,
         "ctx_tokens": len(ask.query.prompt),
-        "token_ids": list(ask.query.action),
-        "token_logprobs": score.logprobs.tolist(),
-        "prompt_sha256": hashlib.sha256(ask.rendering.text.encode()).hexdigest(),
+        "length_mismatch": ask.length_mismatch,
+        "token_ids": list(ask.query.action[:length]),
+        "token_logprobs": action.logprobs.tolist(),
+        "prompt_sha256": ask.prompt_sha256,
         "boundary_merged": ask.boundary_merged,
         "notes": list(ask.rendering.notes),
+        **attributes(ask.item),
+    }
+
+
+def attributes(item: Item) -> dict[str, Any]:
+    """What an item is broken down by; `quotes_source` (None where unknown): the error quotes a line of a×."""
+    return {
+        "operator": item.operator,
+        "error_type": item.error_type,
+        "template": item.template,
+        "step_index": item.step_index,
+        "quotes_source": item.meta.get("traceback_quotes_source"),
     }
 
 
@@ -178,7 +231,7 @@ def spans(model: Model, item: Item, condition: str, wording: Wording) -> Mapping
         InputError: the condition writes no such record behind the context, or the transcript does not grow by ids.
     """
     before = conditions.render(item, "pre", wording)
-    whole = conditions.render(item, condition, wording)
+    whole = conditions.render(item, condition, wording, counter(model))
     if len(whole) != len(before) + 2 or whole[: len(before)] != before:
         raise InputError(
             f"Condition '{condition}' writes no call and observation behind the context: it has no record."

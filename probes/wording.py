@@ -11,7 +11,7 @@ import json
 import os
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from mech.errors import InputError
 
 DEFAULT_WORDING = Path(__file__).parent / "wordings" / "default.json"
 _ROLES = ("user", "tool", "system")
-_PLACEHOLDERS = {"index", "tool", "gloss"}
+_PLACEHOLDERS = ("index", "tool", "gloss")
 _TEXTS = (
     "observation_role",
     "observation_prefix",
@@ -38,7 +38,9 @@ class Wording:
 
     `abstract_template` may use {index} (attempt, from 1), {tool} and {gloss} (of the item's error type);
     `negative_instruction_join` stands between the system prompt and the instruction;
-    `abstract_hides_tool_for` lists the error types whose abstract must not spell the tool as it was called.
+    `abstract_hides_tool_for` lists the error types whose abstract must not spell the tool as it was called;
+    `abstract_forbids_template` is the abstract that also forbids the call and names the tool as it was called, as
+    the original's does (absent: `abstract_template`); `pad_template` is an acknowledgement and its {filler}.
     """
 
     observation_role: str
@@ -51,13 +53,23 @@ class Wording:
     negative_instruction_join: str
     error_gloss: Mapping[str, str] = field(hash=False)
     abstract_hides_tool_for: tuple[str, ...] = ()
+    abstract_forbids_template: str = ""
+    pad_template: str = "{neutral} {filler}"
 
     def abstract(self, error_type: str, tool: str | None, index: int = 1) -> str:
         """The runtime's description of failed attempt `index`: which tool, what was wrong, no call."""
         hidden = tool is None or error_type in self.abstract_hides_tool_for
-        return self.abstract_template.format(
+        return self._abstract(self.abstract_template, error_type, None if hidden else tool, index)
+
+    def abstract_forbids(self, error_type: str, tool: str | None, index: int = 1) -> str:
+        """As `abstract`, with a ban on repeating the call and the tool as it was called, misspelt or not."""
+        template = self.abstract_forbids_template or self.abstract_template
+        return self._abstract(template, error_type, tool, index)
+
+    def _abstract(self, template: str, error_type: str, tool: str | None, index: int) -> str:
+        return template.format(
             index=index,
-            tool=self.abstract_tool_when_unknown if hidden else tool,
+            tool=self.abstract_tool_when_unknown if tool is None else tool,
             gloss=self.error_gloss.get(error_type, self.abstract_gloss_when_unknown),
         )
 
@@ -86,7 +98,15 @@ def load_wording(path: str | os.PathLike[str] = DEFAULT_WORDING) -> Wording:
         raise InputError(
             f"The 'observation_role' in the wording file '{name}' must be one of {', '.join(_ROLES)}."
         )
-    _check_template(texts["abstract_template"], name)
+    _check_template(texts["abstract_template"], "abstract_template", _PLACEHOLDERS, name)
+    optional = {"abstract_forbids_template": _PLACEHOLDERS, "pad_template": ("neutral", "filler")}
+    for key, placeholders in optional.items():
+        value = record.get(key)
+        if value is not None and not isinstance(value, str):
+            raise InputError(f"'{key}' in the wording file '{name}' must be a text.")
+        if value is not None:
+            _check_template(value, key, placeholders, name)
+            texts[key] = value
     texts["negative_instruction_join"] = _join(texts["negative_instruction_join"], name)
     gloss = record.get("error_gloss")
     if not isinstance(gloss, dict) or not all(isinstance(value, str) for value in gloss.values()):
@@ -109,18 +129,17 @@ def _read_object(name: str) -> dict[str, object]:
     return record
 
 
-def _check_template(template: str, name: str) -> None:
+def _check_template(template: str, key: str, placeholders: Sequence[str], name: str) -> None:
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise InputError(
-            f"The 'abstract_template' in the wording file '{name}' is malformed: {error}."
-        ) from error
+        raise InputError(f"The '{key}' in the wording file '{name}' is malformed: {error}.") from error
     for _, placeholder, spec, conversion in parts:
-        if placeholder is not None and (placeholder not in _PLACEHOLDERS or spec or conversion):
+        if placeholder is not None and (placeholder not in placeholders or spec or conversion):
+            *others, last = (f"{{{each}}}" for each in placeholders)
             raise InputError(
-                f"The wording file '{name}' uses '{{{placeholder}}}' in 'abstract_template': "
-                "only {index}, {tool} and {gloss} exist."
+                f"The wording file '{name}' uses '{{{placeholder}}}' in '{key}': "
+                f"only {', '.join(others)} and {last} exist."
             )
 
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mech.errors import InputError
-from probes.conditions import CONDITIONS, CORE, parse_conditions, render
+from probes.conditions import AS_LONG_AS, CONDITIONS, CORE, MANIPULATIONS, UNRELATED, parse_conditions, render
+from probes.filler import filler
 from probes.items import Item, load_items
+from probes.placebo import with_unrelated
 from probes.toolshed_items import build_toolshed_items
 from probes.wording import DEFAULT_WORDING, Wording, load_wording
 
@@ -20,7 +26,13 @@ W = load_wording()
 
 @pytest.fixture(scope="module")
 def items() -> list[Item]:
-    return build_toolshed_items(11, n_tasks=24)
+    pool = build_toolshed_items(11, n_tasks=24)
+    return with_unrelated(pool, pool)
+
+
+def words(text: str) -> int:
+    """A tokenizer that tests can count by: words, and punctuation one by one."""
+    return len(re.findall(r"\w+|[^\w\s]", text))
 
 
 def test_outside_the_record_all_conditions_are_identical(items: list[Item]) -> None:
@@ -31,7 +43,7 @@ def test_outside_the_record_all_conditions_are_identical(items: list[Item]) -> N
         for condition in ("fail", "succ", "neut", "abstract", "fail_terse", "fail_k3", "fail_other"):
             assert render(item, condition, W)[: len(context)] == context
         for condition in CONDITIONS:
-            assert render(item, condition, W)[-1]["role"] == "user"
+            assert render(item, condition, W, words)[-1]["role"] == "user"
 
 
 @pytest.mark.parametrize(
@@ -97,13 +109,96 @@ def test_the_abstract_is_one_turn_without_the_call_its_values_or_a_misspelt_tool
         assert named == (item.operator != "misspell_tool")
 
 
+def test_the_forbidding_abstract_adds_the_ban_and_the_tool_as_it_was_called(items: list[Item]) -> None:
+    for item in items:
+        note = render(item, "abstract_forbids", W)[-1]["content"]
+        assert "must not be sent again" in note and str(item.tool) in note and item.failed_action not in note
+        plain = render(item, "abstract", W)[-1]["content"]
+        if item.operator != "misspell_tool":
+            assert note == plain.replace(")", "; the same call must not be sent again)")
+
+
+@pytest.mark.parametrize("condition", sorted(AS_LONG_AS))
+def test_a_length_matched_record_has_as_many_tokens_and_no_second_copy(
+    condition: str, items: list[Item]
+) -> None:
+    for item in items:
+        record = render(item, condition, W, words)[-2:]
+        other = render(item, AS_LONG_AS[condition], W)[-2:]
+        assert record[0] == other[0]
+        text = record[1]["content"]
+        assert words(text) == words(other[1]["content"])
+        assert item.failed_action not in text
+        frame = item.obs_neutral if condition == "neut_pad" else item.obs_fail_echo
+        added = [word for word in re.findall(r"\w+", text) if word not in frame and word != "Result"]
+        assert added and len(set(added)) == len(added)
+        assert render(item, condition, W, words)[-2:] == record
+
+
+def test_what_is_too_long_already_is_not_padded(items: list[Item]) -> None:
+    item = replace(items[0], obs_fail="no", obs_neutral="The desk has noted this call.")
+    assert render(item, "neut_pad", W, words)[-1]["content"] == "Result: The desk has noted this call."
+    with pytest.raises(InputError, match="leave out quote_matched"):
+        render(replace(item, obs_fail_echo="no"), "quote_matched", W, words)
+    with pytest.raises(ValueError, match="as long as another"):
+        render(item, "neut_pad", W)
+
+
+def test_the_far_placebo_is_another_tools_call_and_shares_less_with_the_failed_one(items: list[Item]) -> None:
+    def shared(one: str, other: str) -> float:
+        return SequenceMatcher(None, one, other, autojunk=False).ratio()
+
+    near, far = [], []
+    for item in items:
+        call, said = render(item, "fail_unrelated", W)[-2:]
+        assert call["content"] == item.meta[UNRELATED[0]]
+        donors = [
+            other
+            for other in items
+            if other.failed_action == call["content"] and said["content"].endswith(other.obs_fail)
+        ]
+        assert any(
+            other.task_id != item.task_id
+            and other.gold_action.split("(")[0] != item.gold_action.split("(")[0]
+            for other in donors
+        )
+        near.append(shared(item.failed_action, item.distractors[0]))
+        far.append(shared(item.failed_action, call["content"]))
+    assert sum(far) / len(far) < 0.5 * sum(near) / len(near)
+
+
+def test_the_far_placebo_depends_on_the_pool_and_is_given_once(items: list[Item]) -> None:
+    bare = [replace(item, meta={}) for item in items]
+    assert [item.meta for item in with_unrelated(bare[:3], bare)] == [
+        {key: item.meta[key] for key in UNRELATED} for item in items[:3]
+    ]
+    assert with_unrelated(items, bare[:1]) == items
+    [alone] = with_unrelated(bare[:1], bare[:1])
+    with pytest.raises(InputError, match="has no unrelated call"):
+        render(alone, "fail_unrelated", W)
+
+
+@given(st.integers(0, 60), st.text("abc-", min_size=1, max_size=8))
+def test_filler_has_the_wanted_length_and_repeats_no_word(target: int, name: str) -> None:
+    text = filler(name, target, words)
+    assert words(text) == target and len(set(text.split())) == target
+    assert filler(name, target, words) == text
+
+
+def test_filler_comes_as_near_as_a_coarse_tokenizer_lets_it() -> None:
+    in_pairs = lambda text: 2 * words(text)  # noqa: E731
+    assert words(filler("x", 7, in_pairs)) == 3  # 6 tokens: of two equally near the shorter
+    with pytest.raises(ValueError, match="do not reach"):
+        filler("x", 1, lambda text: 0)
+
+
 def test_the_default_wording_has_a_gloss_for_every_family_of_the_pool() -> None:
     families = {item.error_type for item in build_toolshed_items(11)}
     assert families <= set(W.error_gloss)
 
 
 def test_an_unknown_tool_and_family_get_the_stand_ins() -> None:
-    assert W.abstract("timeout", None) == (
+    assert W.abstract("out_of_ink", None) == (
         "(runtime note, try 1: an action was used and nothing happened, as it did not go through)"
     )
 
@@ -111,7 +206,7 @@ def test_an_unknown_tool_and_family_get_the_stand_ins() -> None:
 def test_unknown_conditions_are_refused_with_the_list(items: list[Item]) -> None:
     with pytest.raises(InputError, match="no condition 'failed': choose from pre, fail, succ"):
         render(items[0], "failed", W)
-    with pytest.raises(InputError, match="no condition 'x': choose from core, pre"):
+    with pytest.raises(InputError, match="no condition 'x': choose from core, all, pre"):
         parse_conditions("core,x")
     with pytest.raises(InputError, match="empty"):
         parse_conditions(" , ")
@@ -121,7 +216,8 @@ def test_condition_lists_are_read_once_each_in_order() -> None:
     assert parse_conditions("core") == CORE == ("pre", "fail", "succ", "neut", "abstract")
     assert parse_conditions("neut, pre,neut") == ("neut", "pre")
     assert parse_conditions("core,fail_k2,pre") == (*CORE, "fail_k2")
-    assert not {"neut_pad", "quote_matched"} & set(CONDITIONS)
+    assert parse_conditions("all") == tuple(CONDITIONS) == parse_conditions("all,core")
+    assert set(MANIPULATIONS) == set(CONDITIONS) - {"pre", "fail", "succ", "neut"}
 
 
 def test_the_role_and_prefix_of_observations_come_from_the_wording(items: list[Item], tmp_path: Path) -> None:
@@ -154,6 +250,9 @@ def test_the_hash_of_a_wording_follows_its_content_not_its_file(tmp_path: Path) 
         ({"abstract_template": "{tool.name}"}, "only {index}, {tool} and {gloss} exist"),
         ({"abstract_template": "{index:9}"}, "only {index}, {tool} and {gloss} exist"),
         ({"abstract_template": "{index"}, "malformed"),
+        ({"abstract_forbids_template": "{call}"}, "'{call}' in 'abstract_forbids_template': only {index}"),
+        ({"pad_template": "{tool}"}, "only {neutral} and {filler} exist"),
+        ({"pad_template": 3}, "'pad_template' in the wording file"),
         ({"negative_instruction_join": "one newline"}, "needs white space"),
         ({"error_gloss": ["x"]}, "needs an object of texts under 'error_gloss'"),
         ({"error_gloss": {"x": 1}}, "needs an object of texts under 'error_gloss'"),
@@ -180,6 +279,7 @@ def test_a_wording_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 @pytest.mark.needs_reference
 def test_the_published_wording_loads_and_its_abstract_has_no_observation_prefix(reference_dir: Path) -> None:
     wording = load_wording(reference_dir / "condition_strings.json")
+    assert wording.abstract_forbids("type_error", "cat") == wording.abstract("type_error", "cat")
     record = json.loads((reference_dir / "condition_strings.json").read_text())
     assert wording.negative_instruction_join == "\n"
     item = load_items(reference_dir / "toolshed_items.jsonl")[0]

@@ -13,15 +13,16 @@ import pandas as pd
 import pytest
 import torch
 
-from mech.chat import PLAIN, render
+from mech.chat import PLAIN, end_of_turn_id, render
 from mech.engine import Engine
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.interventions import NOTHING, scale_heads
 from mech.model import Model
 from probes import conditions
-from probes.conditions import CONDITIONS, CORE
+from probes.conditions import AS_LONG_AS, CONDITIONS, CORE
 from probes.measures import measure
+from probes.placebo import with_unrelated
 from probes.scoring import asks, decision_run, score_item, spans, system_length
 from probes.wording import load_wording
 from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
@@ -32,6 +33,9 @@ pytestmark = pytest.mark.usefixtures("exact_softmax", "one_thread")
 
 WORDING = load_wording()
 ABLATED = scale_heads(HeadSet([Head(0, 1), Head(1, 3)]), 0.0, "all")
+FAR = dataclasses.replace(
+    ITEMS[3], item_id="far", task_id="far", failed_action="sing(song=1)", gold_action="sing(song='a')"
+)
 TOLERANCE = {"float64": FP64, "float32": NATS}
 
 Row = dict[str, Any]
@@ -56,7 +60,8 @@ def assert_rows(found: list[Row], expected: list[Row], tolerance: float) -> None
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one["token_logprobs"], other["token_logprobs"], rtol=0, atol=tolerance)
         assert abs(one["logprob"] - other["logprob"]) <= tolerance * one["n_tokens"]
-        numbers = ("token_logprobs", "logprob")
+        assert abs(one["end_logprob"] - other["end_logprob"]) <= tolerance
+        numbers = ("token_logprobs", "logprob", "end_logprob")
         assert {**one, **dict.fromkeys(numbers)} == {**other, **dict.fromkeys(numbers)}
 
 
@@ -75,8 +80,17 @@ def test_packed_rows_are_those_of_full_forwards(
 
 def test_every_condition_scores_as_by_full_forwards(model: Model) -> None:
     names = list(CONDITIONS)
-    fast = score_item(Engine(model), ITEMS[1], names, WORDING, ["failed"])
-    assert_rows(fast, score_item(Engine(model, slow=True), ITEMS[1], names, WORDING, ["failed"]), FP64)
+    longer = dataclasses.replace(
+        ITEMS[1], obs_fail="error: there is no tree here"
+    )  # so that there is room to pad
+    [item] = with_unrelated([longer], [*ITEMS, FAR])
+    fast = score_item(Engine(model), item, names, WORDING, ["failed"])
+    assert_rows(fast, score_item(Engine(model, slow=True), item, names, WORDING, ["failed"]), FP64)
+    length = {row["condition"]: row["ctx_tokens"] for row in fast}
+    for row in fast:
+        other = AS_LONG_AS.get(row["condition"])
+        assert row["length_mismatch"] == (length[row["condition"]] - length[other] if other else None)
+        assert not other or row["length_mismatch"] == 0  # a byte-level tokenizer is matched exactly
     assert len({row["prompt_sha256"] for row in fast}) == len(names)  # an item with a prefix tells all apart
 
 
@@ -93,6 +107,32 @@ def test_a_row_is_what_transformers_says_of_the_rendered_text(
             logprobs = stock(torch.tensor([prompt + action])).logits[0].log_softmax(-1)
         expected = [float(logprobs[len(prompt) - 1 + at, token]) for at, token in enumerate(action)]
         np.testing.assert_allclose(row["token_logprobs"], expected, rtol=0, atol=NATS)
+
+
+def test_the_end_of_the_turn_is_what_the_template_writes_behind_an_action(
+    tiny_hf_model: Any, tiny_folder: FolderFactory
+) -> None:
+    model, stock = tiny_model(tiny_folder, "llama", "float32"), tiny_hf_model("llama")
+    [row] = score_item(Engine(model), ITEMS[0], ["fail"], WORDING, ["failed"])
+    messages = conditions.render(ITEMS[0], "fail", WORDING)
+    said = [*messages, {"role": "assistant", "content": ITEMS[0].failed_action}]
+    text = model.tokenizer.apply_chat_template(said, tokenize=False)
+    cut = text.rindex(ITEMS[0].failed_action) + len(ITEMS[0].failed_action)
+    ids, whole = (model.tokenizer(part, add_special_tokens=False)["input_ids"] for part in (text[:cut], text))
+    with torch.no_grad():
+        logprobs = stock(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+    assert model.tokenizer.decode(whole[len(ids)]) == "<end>" and whole[: len(ids)] == ids
+    assert row["end_logprob"] == pytest.approx(float(logprobs[whole[len(ids)]]), abs=NATS)
+    assert row["end_is_argmax"] == (int(logprobs.argmax()) == whole[len(ids)])
+    assert row["n_tokens"] == len(row["token_ids"]) == len(ITEMS[0].failed_action)
+
+
+def test_a_model_that_cannot_end_a_turn_is_refused(model: Model) -> None:
+    endless = with_template(model, "{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    assert end_of_turn_id(endless) == endless.tokenizer.eos_token_id
+    endless.tokenizer.eos_token = None
+    with pytest.raises(InputError, match="no end of turn"):
+        end_of_turn_id(endless)
 
 
 def test_minus_G_is_copy_plus_sem_on_every_item(tiny_folder: FolderFactory) -> None:
