@@ -3,12 +3,18 @@
 Notation: L(c) is the log-probability (nats, summed over tokens) of the failed action a× under condition c,
 and Lref(c) that of the reference action ("gold").
 
-    G = L(pre) − L(fail)              corrective gain; negative = the failure makes a× more likely
+    G = L(pre) − L(fail)              corrective gain; negative = the failure makes a× more likely; G_negative = [G < 0]
     copy = L(neut) − L(pre),  sem = L(fail) − L(neut),  so that −G = copy + sem
+    copy_pad, sem_pad                 the same with neut_pad, whose observation is as long as the error
+    copy_succ = L(succ) − L(pre),  sem_succ = polarity = L(fail) − L(succ)
     …_per_token                       the same, divided by the number of tokens of a×
-    p_repeat_c                        a× in the softmax over the item's candidates; c = pre, fail
+    …_exact                           the same of "exactly a×", the end of the turn included
+    p_repeat_c                        a× in the softmax over the item's candidates; c = pre, fail; p_repeat_shift
+    p_repeat2_c, p_repeat4_c          over {a×, reference}, and over exactly four candidates: sets of a fixed size
     greedy_repeat_c                   1 if every token of a× is the argmax at its position, else 0
-    G_abstract = L(pre) − L(abstract),  delta_abstract = L(abstract) − L(fail)
+    G_X = L(pre) − L(X),  delta_X = L(X) − L(fail)      for every other way X to write the failure
+    delta_fail_early_moved            delta_fail_early of the items that have a step to move it before
+    second_copy = L(fail_echo) − L(quote_matched)       a second copy, less the longer message it makes
     repair = Lref(fail) − Lref(pre)
     margin_shift = [Lref − L](fail) − [Lref − L](pre) = repair + G
 
@@ -18,60 +24,26 @@ A measure whose scores are not all there is left out for that item. Nothing miss
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from mech.errors import InputError
+from probes.conditions import MANIPULATIONS
+from probes.layout import KEYS, Scores, by_item, check_rows
 
-KEYS = ("model", "env", "item_id", "task_id")
-VALUES = ("logprob", "n_tokens", "is_greedy")
 COLUMNS = (*KEYS, "measure", "value")
-CANDIDATES = ("failed", "gold", "distractor0", "distractor1")
 IDENTITY_TOLERANCE = 1e-5  # nats
+Definition = Callable[[Scores], pd.Series]
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Score rows laid out by item.
-
-    `logprob` and `greedy` have one line per item (and ablation) and columns (condition, candidate), NaN where
-    nothing was scored; `n_tokens` is the length of each item's failed action.
-    """
-
-    logprob: pd.DataFrame
-    greedy: pd.DataFrame
-    n_tokens: pd.Series
-
-    def logp(self, condition: str, candidate: str = "failed") -> pd.Series:
-        """L(condition) of each item, NaN where it was not scored."""
-        return _column(self.logprob, condition, candidate)
+def change(before: str, after: str, exact: bool = False) -> Definition:
+    """L(after) − L(before) of a×."""
+    return lambda scores: scores.logp(after, exact=exact) - scores.logp(before, exact=exact)
 
 
-def corrective_gain(scores: Scores) -> pd.Series:
-    """G = L(pre) − L(fail)."""
-    return scores.logp("pre") - scores.logp("fail")
-
-
-def copy_part(scores: Scores) -> pd.Series:
-    """Δcopy = L(neut) − L(pre): what the mere presence of a× in the record does."""
-    return scores.logp("neut") - scores.logp("pre")
-
-
-def semantic_part(scores: Scores) -> pd.Series:
-    """Δsem = L(fail) − L(neut): what the record's saying that it failed does."""
-    return scores.logp("fail") - scores.logp("neut")
-
-
-def abstract_gain(scores: Scores) -> pd.Series:
-    """G_abstract = L(pre) − L(abstract)."""
-    return scores.logp("pre") - scores.logp("abstract")
-
-
-def abstraction_effect(scores: Scores) -> pd.Series:
-    """delta_abstract = L(abstract) − L(fail)."""
-    return scores.logp("abstract") - scores.logp("fail")
+def per_token(definition: Definition) -> Definition:
+    """A difference divided by the number of tokens of a×."""
+    return lambda scores: definition(scores) / scores.n_tokens
 
 
 def repair(scores: Scores) -> pd.Series:
@@ -85,39 +57,86 @@ def margin_shift(scores: Scores) -> pd.Series:
     return fail - (scores.logp("pre", "gold") - scores.logp("pre"))
 
 
-def repeat_probability(scores: Scores, condition: str) -> pd.Series:
-    """Share of a× in the softmax of the summed log-probabilities over the item's candidate set.
+def inverted(scores: Scores) -> pd.Series:
+    """1 where G < 0, else 0; NaN where there is no G: a missing score is not "not negative"."""
+    gain = corrective_gain(scores)
+    return (gain < 0).astype(float).where(gain.notna())
 
-    The set is what was scored for the item under pre or fail, the same for both, and holds a× and the
-    reference at least. An item one of whose candidates has no score under `condition` has no value.
+
+def moved_early(scores: Scores) -> pd.Series:
+    """delta_fail_early where a step precedes the decision; elsewhere fail_early is fail, and says nothing."""
+    return change("fail", "fail_early")(scores).where(scores.step_index > 0)
+
+
+def repeat_probability(
+    scores: Scores, condition: str, size: int | None = None, exact: bool = False
+) -> pd.Series:
+    """Share of a× in the softmax of the summed log-probabilities over a candidate set.
+
+    Args:
+        scores: laid out by item.
+        condition: where they are read.
+        size: 2 for {a×, reference}; 4 for a×, reference and two distractors, items that lack one left out; None for
+            what was scored for the item under pre or fail, the same for both, a× and the reference at least.
+        exact: of "exactly this", the end of the turn included.
+
+    An item one of whose candidates has no score under `condition` has no value.
     """
-    here = _candidates(scores, condition)
-    members = _candidates(scores, "pre").notna() | _candidates(scores, "fail").notna()
-    complete = (here.notna() == members).all(axis=1) & members["failed"] & members["gold"]
-    logits = here[complete]
+    here = scores.candidates(condition, exact)
+    members = scores.candidates("pre", exact).notna() | scores.candidates("fail", exact).notna()
+    if size == 2:
+        members = members & np.isin(members.columns, ["failed", "gold"])
+    complete = (here.notna() | ~members).all(axis=1) & members["failed"] & members["gold"]
+    if size is not None:
+        complete &= members.sum(axis=1) == size
+    logits = here.where(members)[complete]
     peak = logits.max(axis=1)  # skips what is not in the set, as does the sum below
     total = np.exp(logits.sub(peak, axis=0)).sum(axis=1)
     return (np.exp(logits["failed"] - peak) / total).reindex(here.index)
 
 
-def greedy_repeat(scores: Scores, condition: str) -> pd.Series:
-    """1 where greedy decoding would begin with a× under the condition, else 0."""
-    return _column(scores.greedy, condition, "failed")
+def _repeats(condition: str, size: int | None = None, exact: bool = False) -> Definition:
+    """`repeat_probability` of one kind."""
+    return lambda scores: repeat_probability(scores, condition, size, exact)
 
 
-DEFINITIONS: dict[str, Callable[[Scores], pd.Series]] = {
+corrective_gain = change("fail", "pre")
+copy_part = change("pre", "neut")
+semantic_part = change("neut", "fail")
+
+DEFINITIONS: dict[str, Definition] = {
     "G": corrective_gain,
     "copy": copy_part,
     "sem": semantic_part,
-    "G_per_token": lambda scores: corrective_gain(scores) / scores.n_tokens,
-    "copy_per_token": lambda scores: copy_part(scores) / scores.n_tokens,
-    "sem_per_token": lambda scores: semantic_part(scores) / scores.n_tokens,
-    "p_repeat_pre": lambda scores: repeat_probability(scores, "pre"),
-    "p_repeat_fail": lambda scores: repeat_probability(scores, "fail"),
-    "greedy_repeat_pre": lambda scores: greedy_repeat(scores, "pre"),
-    "greedy_repeat_fail": lambda scores: greedy_repeat(scores, "fail"),
-    "G_abstract": abstract_gain,
-    "delta_abstract": abstraction_effect,
+    "G_negative": inverted,
+    "G_per_token": per_token(corrective_gain),
+    "copy_per_token": per_token(copy_part),
+    "sem_per_token": per_token(semantic_part),
+    "G_exact": change("fail", "pre", exact=True),
+    "copy_exact": change("pre", "neut", exact=True),
+    "sem_exact": change("neut", "fail", exact=True),
+    "p_repeat_pre": _repeats("pre"),
+    "p_repeat_fail": _repeats("fail"),
+    "p_repeat2_pre": _repeats("pre", 2),
+    "p_repeat2_fail": _repeats("fail", 2),
+    "p_repeat4_pre": _repeats("pre", 4),
+    "p_repeat4_fail": _repeats("fail", 4),
+    "p_repeat_exact_pre": _repeats("pre", exact=True),
+    "p_repeat_exact_fail": _repeats("fail", exact=True),
+    "p_repeat_shift": lambda scores: repeat_probability(scores, "fail") - repeat_probability(scores, "pre"),
+    "greedy_repeat_pre": lambda scores: scores.is_greedy("pre"),
+    "greedy_repeat_fail": lambda scores: scores.is_greedy("fail"),
+    "greedy_repeat_abstract": lambda scores: scores.is_greedy("abstract"),
+    "greedy_exact_fail": lambda scores: scores.is_greedy("fail", exact=True),
+    "copy_succ": change("pre", "succ"),
+    "sem_succ": change("succ", "fail"),
+    "polarity": change("succ", "fail"),
+    "copy_pad": change("pre", "neut_pad"),
+    "sem_pad": change("neut_pad", "fail"),
+    **{f"G_{name}": change(name, "pre") for name in MANIPULATIONS},
+    **{f"delta_{name}": change("fail", name) for name in MANIPULATIONS},
+    "delta_fail_early_moved": moved_early,
+    "second_copy": change("quote_matched", "fail_echo"),
     "margin_shift": margin_shift,
     "repair": repair,
 }
@@ -128,7 +147,8 @@ def measure(rows: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         rows: one line per score with the columns model, env, item_id, task_id, condition, candidate,
-            logprob (nats), n_tokens, is_greedy; a column `ablation` (a label) is optional.
+            logprob (nats), n_tokens, is_greedy; optional are end_logprob, end_is_argmax, step_index and
+            `ablation` (a label).
 
     Returns:
         Columns model, env, item_id, task_id, measure, value (and ablation, if given), sorted by item
@@ -140,8 +160,8 @@ def measure(rows: pd.DataFrame) -> pd.DataFrame:
         RuntimeError: −G = copy + sem fails on an item.
     """
     keys = [*KEYS, *(["ablation"] if "ablation" in rows.columns else [])]
-    _check(rows, keys)
-    scores = _by_item(rows, keys)
+    check_rows(rows, keys)
+    scores = by_item(rows, keys)
     wide = pd.DataFrame({name: define(scores) for name, define in DEFINITIONS.items()})
     wide.columns.name = "measure"
     long = (
@@ -166,69 +186,3 @@ def check_identity(long: pd.DataFrame) -> None:
         raise RuntimeError(
             f"-G = copy + sem is off by {gap.max():.3g} nats on item {worst['item_id']} ({worst})."
         )
-
-
-def _candidates(scores: Scores, condition: str) -> pd.DataFrame:
-    """L of each candidate under a condition: items down, candidates across."""
-    columns = [scores.logp(condition, candidate) for candidate in CANDIDATES]
-    return pd.concat(columns, axis=1, keys=CANDIDATES)
-
-
-def _column(wide: pd.DataFrame, condition: str, candidate: str) -> pd.Series:
-    """One column, all NaN if no item has it."""
-    if (condition, candidate) in wide.columns:
-        return wide[(condition, candidate)]
-    return pd.Series(np.nan, index=wide.index)
-
-
-def _by_item(rows: pd.DataFrame, keys: list[str]) -> Scores:
-    """Lay checked rows out by item."""
-    place = {"index": keys, "columns": ["condition", "candidate"]}
-    plain = rows.astype({"logprob": float, "is_greedy": float})
-    lengths = rows[rows["candidate"] == "failed"].groupby(keys)["n_tokens"].agg(["min", "max"])
-    mixed = lengths.index[lengths["min"] != lengths["max"]]
-    if len(mixed):
-        raise InputError(f"The failed action of {mixed[0][2]} has two lengths: two tokenizers are mixed.")
-    logprob = plain.pivot(values="logprob", **place)
-    greedy = plain.pivot(values="is_greedy", **place)
-    return Scores(logprob, greedy, lengths["min"].reindex(logprob.index))
-
-
-def _check(rows: pd.DataFrame, keys: list[str]) -> None:
-    """Refuse rows that could only give wrong numbers."""
-    needed = [*keys, "condition", "candidate"]
-    missing = [column for column in [*needed, *VALUES] if column not in rows.columns]
-    if missing:
-        raise InputError(f"The score rows lack the columns {', '.join(missing)}.")
-    for column in [*needed, *VALUES]:
-        if rows[column].isna().any():
-            raise InputError(f"Score row {_first(rows, rows[column].isna())} has no {column}.")
-    stranger = ~rows["candidate"].isin(CANDIDATES)
-    if stranger.any():
-        raise InputError(
-            f"Score row {_first(rows, stranger)} has a candidate other than {', '.join(CANDIDATES)}."
-        )
-    logprob = rows["logprob"].astype(float)
-    wrong = ~np.isfinite(logprob) | (logprob > 0)
-    if wrong.any():
-        raise InputError(f"Score row {_first(rows, wrong)} has a log-probability that is not finite and ≤ 0.")
-    if (rows["n_tokens"] < 1).any():
-        raise InputError(f"Score row {_first(rows, rows['n_tokens'] < 1)} has no tokens.")
-    unclear = ~rows["is_greedy"].isin([True, False])
-    if unclear.any():
-        raise InputError(
-            f"Score row {_first(rows, unclear)} has an is_greedy that is neither true nor false."
-        )
-    doubled = rows.duplicated([column for column in needed if column != "task_id"])
-    if doubled.any():
-        raise InputError(f"Score row {_first(rows, doubled)} stands twice.")
-    items = [column for column in keys if column not in ("task_id", "ablation")]
-    tasks = rows.groupby(items)["task_id"].nunique()
-    if (tasks > 1).any():
-        raise InputError(f"Item {tasks.idxmax()[2]} belongs to two tasks.")
-
-
-def _first(rows: pd.DataFrame, where: pd.Series) -> str:
-    """The first row selected, as item/condition/candidate."""
-    row = rows[where].iloc[0]
-    return f"{row['item_id']}/{row['condition']}/{row['candidate']}"

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from mech.errors import InputError
+from probes.conditions import MANIPULATIONS
 from probes.measures import COLUMNS, DEFINITIONS, check_identity, measure
 
 REFERENCE = Path(__file__).resolve().parent.parent.parent / "shared" / "reference"
@@ -21,7 +22,20 @@ HAND = {
     "fail": {"failed": -5.0, "gold": -9.0, "distractor0": -6.0, "distractor1": -8.0},
     "neut": {"failed": -7.0, "gold": -9.5},
     "abstract": {"failed": -17.0, "gold": -9.0},
+    "succ": {"failed": -6.0},
+    "neut_pad": {"failed": -6.5},
+    "fail_echo": {"failed": -3.0},
+    "quote_matched": {"failed": -4.5},
+    **{name: {"failed": -5.5} for name in ("fail_terse", "fail_verbose", "fail_instr", "fail_k2", "fail_k3")},
+    **{name: {"failed": -12.0} for name in ("fail_early", "fail_other", "fail_unrelated")},
+    **{name: {"failed": -18.0} for name in ("abstract_min", "abstract_forbids")},
 }
+ENDS = {
+    "failed": -1.0,
+    "gold": -3.0,
+    "distractor0": -1.5,
+    "distractor1": -1.0,
+}  # of the token that ends the turn
 
 
 def _rows(
@@ -33,6 +47,7 @@ def _rows(
             **{"condition": condition, "candidate": candidate, "logprob": logprob},
             **{"n_tokens": 4 if candidate == "failed" else 6},
             **{"is_greedy": condition == "fail" and candidate == "failed"},
+            **{"end_logprob": ENDS[candidate], "end_is_argmax": True, "step_index": 1},
             **columns,
         }
         for condition, candidates in scores.items()
@@ -50,14 +65,49 @@ def test_every_measure_is_what_its_definition_says() -> None:
     assert list(found) == list(DEFINITIONS)
     softmax_pre = 1 / (1 + math.exp(10) + math.exp(-1) + math.exp(-10))
     softmax_fail = 1 / (1 + math.exp(-4) + math.exp(-1) + math.exp(-3))
+    exact_pre = 1 / (1 + math.exp(10 - 2) + math.exp(-1 - 0.5) + math.exp(-10))
+    exact_fail = 1 / (1 + math.exp(-4 - 2) + math.exp(-1 - 0.5) + math.exp(-3))
+    levels = {name: HAND[name]["failed"] for name in MANIPULATIONS}
     assert found == pytest.approx({
-        "G": -15.0, "copy": 13.0, "sem": 2.0,
+        "G": -15.0, "copy": 13.0, "sem": 2.0, "G_negative": 1.0,
         "G_per_token": -3.75, "copy_per_token": 3.25, "sem_per_token": 0.5,
-        "p_repeat_pre": softmax_pre, "p_repeat_fail": softmax_fail,
-        "greedy_repeat_pre": 0.0, "greedy_repeat_fail": 1.0,
-        "G_abstract": -3.0, "delta_abstract": -12.0,
+        "G_exact": -15.0, "copy_exact": 13.0, "sem_exact": 2.0,
+        "p_repeat_pre": softmax_pre, "p_repeat_fail": softmax_fail, "p_repeat_shift": softmax_fail - softmax_pre,
+        "p_repeat4_pre": softmax_pre, "p_repeat4_fail": softmax_fail,
+        "p_repeat2_pre": 1 / (1 + math.exp(10)), "p_repeat2_fail": 1 / (1 + math.exp(-4)),
+        "p_repeat_exact_pre": exact_pre, "p_repeat_exact_fail": exact_fail,
+        "greedy_repeat_pre": 0.0, "greedy_repeat_fail": 1.0, "greedy_repeat_abstract": 0.0, "greedy_exact_fail": 1.0,
+        "copy_succ": 14.0, "sem_succ": 1.0, "polarity": 1.0, "copy_pad": 13.5, "sem_pad": 1.5,
+        **{f"G_{name}": -20.0 - level for name, level in levels.items()},
+        **{f"delta_{name}": level + 5.0 for name, level in levels.items()},
+        "delta_fail_early_moved": -7.0, "second_copy": 1.5,
         "repair": 1.0, "margin_shift": 1.0 - 15.0,
     }, abs=1e-12)  # fmt: skip
+    assert (found["G_abstract"], found["delta_abstract"]) == (-3.0, -12.0)
+
+
+def test_the_end_of_the_turn_counts_in_the_exact_measures_alone() -> None:
+    other = _rows(HAND)
+    after = (other["condition"] == "fail") & (other["candidate"] == "failed")
+    other.loc[after, "end_logprob"], other.loc[after, "end_is_argmax"] = -4.0, False
+    before, now = _values(measure(_rows(HAND))), _values(measure(other))
+    changed = {name for name in before if before[name] != pytest.approx(now[name])}
+    assert changed == {"G_exact", "sem_exact", "p_repeat_exact_fail", "greedy_exact_fail"}
+    assert (now["G_exact"], now["sem_exact"], now["greedy_exact_fail"]) == (-12.0, -1.0, 0.0)
+    without = set(_values(measure(_rows(HAND).drop(columns=["end_logprob", "end_is_argmax"]))))
+    assert set(DEFINITIONS) - without == {name for name in DEFINITIONS if "exact" in name}
+
+
+def test_an_early_failure_is_told_apart_only_where_a_step_follows_it() -> None:
+    found = _values(measure(_rows(HAND, step_index=0)))
+    assert "delta_fail_early" in found and "delta_fail_early_moved" not in found
+
+
+def test_sets_of_a_fixed_size_leave_out_items_that_cannot_fill_them() -> None:
+    fewer = {name: {c: v for c, v in scores.items() if c != "distractor1"} for name, scores in HAND.items()}
+    found = _values(measure(_rows(fewer)))
+    assert found["p_repeat_fail"] == pytest.approx(1 / (1 + math.exp(-4) + math.exp(-1)))
+    assert "p_repeat4_fail" not in found and found["p_repeat2_fail"] == pytest.approx(1 / (1 + math.exp(-4)))
 
 
 def test_minus_G_is_copy_plus_sem() -> None:
@@ -81,18 +131,21 @@ def test_a_broken_identity_names_the_item() -> None:
         check_identity(long)
 
 
-@pytest.mark.parametrize(
-    ("gone", "lost"),
-    [
-        ("neut", {"copy", "sem", "copy_per_token", "sem_per_token"}),
-        ("abstract", {"G_abstract", "delta_abstract"}),
-        (
-            "fail",
-            set(DEFINITIONS) - {"copy", "copy_per_token", "p_repeat_pre", "greedy_repeat_pre", "G_abstract"},
-        ),
-    ],
-)
-def test_a_measure_without_its_condition_is_left_out_and_never_zero(gone: str, lost: set[str]) -> None:
+def _reading(*conditions: str) -> set[str]:
+    """The measures that need one of the conditions, told by their definitions in methods.md."""
+    names = {
+        "neut": ["copy", "sem", "copy_per_token", "sem_per_token", "copy_exact", "sem_exact"],
+        "abstract": ["G_abstract", "delta_abstract", "greedy_repeat_abstract"],
+        "quote_matched": ["G_quote_matched", "delta_quote_matched", "second_copy"],
+        "neut_pad": ["copy_pad", "sem_pad", "G_neut_pad", "delta_neut_pad"],
+        "fail_early": ["G_fail_early", "delta_fail_early", "delta_fail_early_moved"],
+    }
+    return {name for condition in conditions for name in names[condition]}
+
+
+@pytest.mark.parametrize("gone", ["neut", "abstract", "quote_matched", "neut_pad", "fail_early"])
+def test_a_measure_without_its_condition_is_left_out_and_never_zero(gone: str) -> None:
+    lost = _reading(gone)
     found = measure(_rows({name: scores for name, scores in HAND.items() if name != gone}))
     assert set(found["measure"]) == set(DEFINITIONS) - lost
     # Also when another item has the condition, so that the column is there.
@@ -101,10 +154,20 @@ def test_a_measure_without_its_condition_is_left_out_and_never_zero(gone: str, l
     assert set(both[both["item_id"] == "full"]["measure"]) == set(DEFINITIONS)
 
 
+def test_without_the_failure_only_what_was_before_is_measured() -> None:
+    found = set(_values(measure(_rows({n: s for n, s in HAND.items() if n != "fail"}))))
+    assert found == {
+        *("copy", "copy_per_token", "copy_exact", "copy_succ", "copy_pad", "second_copy"),
+        *("greedy_repeat_pre", "greedy_repeat_abstract"),
+        *("p_repeat_pre", "p_repeat2_pre", "p_repeat4_pre", "p_repeat_exact_pre"),
+        *(f"G_{name}" for name in MANIPULATIONS),
+    }
+
+
 def test_a_missing_candidate_leaves_the_repeat_probability_out_where_it_is_missing() -> None:
     torn = {**HAND, "fail": {k: v for k, v in HAND["fail"].items() if k != "distractor1"}}
     found = _values(measure(_rows(torn)))
-    assert "p_repeat_fail" not in found
+    assert not {"p_repeat_fail", "p_repeat4_fail", "p_repeat_shift"} & set(found)
     assert found["p_repeat_pre"] == _values(measure(_rows(HAND)))["p_repeat_pre"]
 
 

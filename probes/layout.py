@@ -1,0 +1,118 @@
+"""Score rows laid out by item, checked: whatever could only give a wrong number is refused here.
+
+One line per item (and ablation), one column per (condition, candidate); NaN where nothing was scored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from mech.errors import InputError
+
+KEYS = ("model", "env", "item_id", "task_id")
+VALUES = ("logprob", "n_tokens", "is_greedy")
+CANDIDATES = ("failed", "gold", "distractor0", "distractor1")
+_WIDE = ("logprob", "is_greedy", "end_logprob", "end_is_argmax")  # in the order of the fields of Scores
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Score rows laid out by item.
+
+    `logprob`, `greedy`, `end_logprob` and `end_argmax` have one line per item (and ablation) and columns
+    (condition, candidate), NaN where nothing was scored; the last two speak of the token that ends the turn. `n_tokens`
+    is the length of each item's failed action, `step_index` how many steps precede it (NaN where the rows do not say).
+    """
+
+    logprob: pd.DataFrame
+    greedy: pd.DataFrame
+    end_logprob: pd.DataFrame
+    end_argmax: pd.DataFrame
+    n_tokens: pd.Series
+    step_index: pd.Series
+
+    def logp(self, condition: str, candidate: str = "failed", exact: bool = False) -> pd.Series:
+        """L(condition) of each item, NaN where it was not scored; `exact` adds the end of the turn."""
+        begins = _column(self.logprob, condition, candidate)
+        return begins + _column(self.end_logprob, condition, candidate) if exact else begins
+
+    def is_greedy(self, condition: str, exact: bool = False) -> pd.Series:
+        """1 where greedy decoding would begin with a× under the condition (`exact`: and stop there), else 0."""
+        begins = _column(self.greedy, condition, "failed")
+        return begins * _column(self.end_argmax, condition, "failed") if exact else begins
+
+    def candidates(self, condition: str, exact: bool = False) -> pd.DataFrame:
+        """L of each candidate under a condition: items down, candidates across."""
+        columns = [self.logp(condition, candidate, exact) for candidate in CANDIDATES]
+        return pd.concat(columns, axis=1, keys=CANDIDATES)
+
+
+def _column(wide: pd.DataFrame, condition: str, candidate: str) -> pd.Series:
+    """One column, all NaN if no item has it."""
+    if (condition, candidate) in wide.columns:
+        return wide[(condition, candidate)]
+    return pd.Series(np.nan, index=wide.index)
+
+
+def by_item(rows: pd.DataFrame, keys: list[str]) -> Scores:
+    """Lay checked rows out by item; InputError where an item's failed action has two lengths."""
+    place = {"index": keys, "columns": ["condition", "candidate"]}
+    plain = rows.astype({"logprob": float, "is_greedy": float})
+    for name in ("end_logprob", "end_is_argmax", "step_index"):
+        plain[name] = plain[name].astype(float) if name in plain else np.nan
+    lengths = rows[rows["candidate"] == "failed"].groupby(keys)["n_tokens"].agg(["min", "max"])
+    mixed = lengths.index[lengths["min"] != lengths["max"]]
+    if len(mixed):
+        raise InputError(f"The failed action of {mixed[0][2]} has two lengths: two tokenizers are mixed.")
+    logprob, greedy, ends, stops = (plain.pivot(values=name, **place) for name in _WIDE)
+    steps = plain.groupby(keys)["step_index"].first()
+    return Scores(
+        logprob, greedy, ends, stops, lengths["min"].reindex(logprob.index), steps.reindex(logprob.index)
+    )
+
+
+def check_rows(rows: pd.DataFrame, keys: list[str]) -> None:
+    """Refuse rows that could only give wrong numbers."""
+    needed = [*keys, "condition", "candidate"]
+    missing = [column for column in [*needed, *VALUES] if column not in rows.columns]
+    if missing:
+        raise InputError(f"The score rows lack the columns {', '.join(missing)}.")
+    for column in [*needed, *VALUES]:
+        if rows[column].isna().any():
+            raise InputError(f"Score row {_first(rows, rows[column].isna())} has no {column}.")
+    stranger = ~rows["candidate"].isin(CANDIDATES)
+    if stranger.any():
+        raise InputError(
+            f"Score row {_first(rows, stranger)} has a candidate other than {', '.join(CANDIDATES)}."
+        )
+    logprob = rows["logprob"].astype(float)
+    wrong = ~np.isfinite(logprob) | (logprob > 0)
+    if wrong.any():
+        raise InputError(f"Score row {_first(rows, wrong)} has a log-probability that is not finite and ≤ 0.")
+    if "end_logprob" in rows.columns:
+        ends = rows["end_logprob"].dropna().astype(float)
+        if (~np.isfinite(ends) | (ends > 0)).any():
+            raise InputError("A score row has an end_logprob that is not finite and ≤ 0.")
+    if (rows["n_tokens"] < 1).any():
+        raise InputError(f"Score row {_first(rows, rows['n_tokens'] < 1)} has no tokens.")
+    unclear = ~rows["is_greedy"].isin([True, False])
+    if unclear.any():
+        raise InputError(
+            f"Score row {_first(rows, unclear)} has an is_greedy that is neither true nor false."
+        )
+    doubled = rows.duplicated([column for column in needed if column != "task_id"])
+    if doubled.any():
+        raise InputError(f"Score row {_first(rows, doubled)} stands twice.")
+    items = [column for column in keys if column not in ("task_id", "ablation")]
+    tasks = rows.groupby(items)["task_id"].nunique()
+    if (tasks > 1).any():
+        raise InputError(f"Item {tasks.idxmax()[2]} belongs to two tasks.")
+
+
+def _first(rows: pd.DataFrame, where: pd.Series) -> str:
+    """The first row selected, as item/condition/candidate."""
+    row = rows[where].iloc[0]
+    return f"{row['item_id']}/{row['condition']}/{row['candidate']}"
