@@ -17,9 +17,13 @@ STUDIES = {
     "doctor": "experiments.doctor",
     "items": "experiments.make_items",
     "probe": "experiments.probe_items",
+    "decomposition": "experiments.decompose_items",
+    "manipulations": "experiments.manipulate_record",
+    "scaling": "experiments.scale_models",
     "heads": "experiments.find_heads",
     "patch": "experiments.patch_heads",
     "ablate": "experiments.ablate_heads",
+    "compare": "experiments.compare_runs",
     "bench": "experiments.bench",
     "demo": "experiments.demo",
 }
@@ -52,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser(study: Study) -> argparse.ArgumentParser:
-    """The study's own parser; every option is a flag with a value."""
+    """The study's own parser; every option is a flag with a value, but for those that are positional."""
     made = argparse.ArgumentParser(
         prog=f"backfire {study.name}",
         description=study.summary,
@@ -61,6 +65,11 @@ def parser(study: Study) -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     for option in study.options:
+        if option.positional:
+            made.add_argument(
+                option.key, metavar=option.name.upper(), nargs="+", type=option.type, help=option.help
+            )
+            continue
         made.add_argument(
             f"--{option.name}",
             dest=option.key,
@@ -74,7 +83,7 @@ def parser(study: Study) -> argparse.ArgumentParser:
 
 def _overview(words: Sequence[str]) -> int:
     lines = ["usage: backfire STUDY [--option value ...]   (backfire STUDY --help tells the options)", ""]
-    lines += [f"  {name:<8}{import_module(module).STUDY.summary}" for name, module in STUDIES.items()]
+    lines += [f"  {name:<15}{import_module(module).STUDY.summary}" for name, module in STUDIES.items()]
     if not words or words[0] in ("-h", "--help"):
         print("\n".join(lines))
         return 0

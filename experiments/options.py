@@ -18,7 +18,10 @@ from mech.errors import InputError
 
 @dataclass(frozen=True)
 class Option:
-    """One flag: `--name`, its type, default and help; `choices` where only some values make sense."""
+    """One flag: `--name`, its type, default and help; `choices` where only some values make sense.
+
+    A `positional` one is no flag: one or more words without a name in front, parsed as a list.
+    """
 
     name: str
     type: Callable[[str], Any]
@@ -26,6 +29,7 @@ class Option:
     help: str
     choices: tuple[str, ...] | None = None
     presentation: bool = False
+    positional: bool = False
 
     @property
     def key(self) -> str:
@@ -68,6 +72,14 @@ def positive(text: str) -> int:
     return value
 
 
+def positive_number(text: str) -> float:
+    """A finite number above 0."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
 def whole_numbers(text: str) -> tuple[int, ...]:
     """`4,8,16` as numbers, each at least 1, without repetition, in ascending order."""
     return tuple(sorted({positive(part) for part in text.split(",")}))
@@ -82,10 +94,19 @@ def existing(path: Path | None, what: str) -> Path | None:
 
 def _setting(value: Any) -> Any:
     if isinstance(value, Path):
-        if not value.is_file():
-            raise InputError(f"The file {value} does not exist.")
-        return hashlib.sha256(value.read_bytes()).hexdigest()
+        return _sha256(value)
     return list(value) if isinstance(value, tuple) else value
+
+
+def _sha256(path: Path) -> str:
+    """Hash of a file's contents, or of a folder's files and their names."""
+    if path.is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    if not path.is_dir():
+        raise InputError(f"The file {path} does not exist.")
+    files = sorted(one for one in path.rglob("*") if one.is_file())
+    described = [f"{one.relative_to(path).as_posix()} {_sha256(one)}" for one in files]
+    return hashlib.sha256("\n".join(described).encode()).hexdigest()
 
 
 MODEL = Option("model", str, "smollm2-135m-q4", "bundled name, short name, folder, .gguf file or hub id")
@@ -97,7 +118,10 @@ CACHE = Option(
     "cache", Path, None, "folder for kept activations, read before anything is run", presentation=True
 )
 QUIET = Option("quiet", lambda text: text == "yes", False, "yes: no progress bars", presentation=True)
-ENV = Option("env", str, "toolshed", "environment the items are made in", ("toolshed",))
+ENV = Option("env", str, "toolshed", "environment the items are made in", ("toolshed", "coderepair", "all"))
+PROBLEMS = Option(
+    "problems", Path, None, "coderepair's problems in MBPP's schema: JSON, JSON lines or a datasets folder"
+)
 ITEMS = Option("items", Path, None, "items as JSON lines, instead of the environment's own")
 IDS = Option("ids", Path, None, "JSON list of item ids to take")
 LIMIT = Option("limit", positive, None, "take a balanced sample of this many items")
@@ -105,10 +129,11 @@ WORDING = Option("wording", Path, None, "JSON file with the wording of the condi
 CONDITIONS = Option(
     "conditions", str, "core", "core (pre, fail, succ, neut, abstract) or a list such as pre,neut"
 )
+DELTA = Option("delta", positive_number, 0.5, "nats within which a change counts as none (equivalence)")
 ENGINE = Option(
     "engine", str, "packed", "reference: one hooked full forward a question", ("packed", "reference")
 )
 
 ON_MODEL: Sequence[Option] = (MODEL, DTYPE, DEVICE)
-ON_ITEMS: Sequence[Option] = (ENV, ITEMS, IDS, LIMIT, WORDING, SEED)
+ON_ITEMS: Sequence[Option] = (ENV, PROBLEMS, ITEMS, IDS, LIMIT, WORDING, SEED)
 RUNNING: Sequence[Option] = (ENGINE, OUT, CACHE, QUIET)

@@ -1,4 +1,4 @@
-"""The schema of a run folder, written down once, and the only code that writes one.
+"""The layout of a run folder, and the only code that writes one; `schema` has the columns.
 
     RUN/run.json    {"schema": 1, "studies": {"probe": {config, config_hash, provenance, command, start, end,
                     done, resumes, extra}, "heads": {…}, …}}: one entry per study, all on the same weights
@@ -26,28 +26,15 @@ import numpy as np
 import pandas as pd
 
 from experiments.durable import append_bytes, parse_rows, replace, take_lock, to_json, writing
+from experiments.schema import ABLATION, EFFECTS, HEADS, MEASURES, ROWS, SCORES, SUMMARY, TABLES
 from mech.errors import InputError
 
+__all__ = [
+    "RunFolder", "config_hash", "read_run", "utc_now", "EXACT_FLOATS", "SCHEMA_VERSION", "ROWS", "TABLES",
+    "SCORES", "MEASURES", "SUMMARY", "HEADS", "EFFECTS", "ABLATION",
+]  # fmt: skip
+
 SCHEMA_VERSION = 1
-
-SCORES = (
-    *("id", "model", "env", "item_id", "task_id", "condition", "candidate"),
-    *("logprob", "n_tokens", "is_greedy"),
-)  # and whatever else the scorer knows of a row
-MEASURES = ("model", "env", "item_id", "task_id", "measure", "value")
-SUMMARY = ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm")
-HEADS = ("layer", "head")  # and one column per score
-EFFECTS = ("item_id", "direction", "layer", "head", "effect_nats", "share")
-ABLATION = ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n")
-
-ROWS: dict[str, tuple[str, ...]] = {"scores": SCORES}
-TABLES: dict[str, tuple[str, ...]] = {
-    "measures": MEASURES,
-    "summary": SUMMARY,
-    "heads": HEADS,
-    "effects": EFFECTS,
-    "ablation": ABLATION,
-}
 
 _BEFORE_RUN_JSON = {".lock", ".run.json.tmp"}  # all there is if the first process died at once
 # Before pandas 3.1 reading floats exactly is an option; since then it is the default.
@@ -75,6 +62,7 @@ class RunFolder:
         self._lock = lock
         self._clock = clock
         self._ids: dict[str, set[str]] = {}
+        self._traceless = False  # a study new to this folder that has written nothing into it yet
 
     @classmethod
     def open(
@@ -122,6 +110,7 @@ class RunFolder:
         for other in studies.values():
             _refuse_other_weights(self.path, other["provenance"], fresh["provenance"])
         entry = studies.get(self.study)
+        self._traceless = entry is None
         if entry is None:
             studies[self.study] = {**fresh, "start": self._clock(), "end": None, "done": False, "resumes": []}
         else:
@@ -136,6 +125,10 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, InputError) and self._traceless:
+            record = read_run(self.path)  # refused before it wrote a row: its settings must not bind the next try
+            del record["studies"][self.study]
+            self._write_record(record)
         self.close()
 
     def close(self) -> None:
@@ -154,6 +147,7 @@ class RunFolder:
                 not finite: then none of these rows is written. Or the disk refuses: earlier rows are kept.
         """
         known = self._known(name)
+        self._traceless = False
         path = self._file(name, "jsonl")
         lines: dict[str, str] = {}
         for row in rows:
@@ -196,6 +190,7 @@ class RunFolder:
         if np.isinf(numbers).any():
             raise InputError(f"Table '{name}' holds an infinite number and was not written.")
         path = self._file(name, "csv")
+        self._traceless = False
         replace(path, frame.to_csv(index=False, lineterminator="\n"))
         return path
 

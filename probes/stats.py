@@ -4,7 +4,8 @@ Items of one task share a world and a prompt, so tasks are drawn, not items. One
 cluster bootstrap takes as many clusters as there are, with replacement, and pools all their items: with s the
 sums and n the sizes of the clusters and w ~ Multinomial(C, 1/C) the number of times each was taken, its mean
 is w·s / w·n. All draws are one matrix product. A ratio of means, Σa / Σb, is the same with the sums of b in
-place of n.
+place of n. A median is one too: with the items in ascending order and m the number of each cluster's items up to a
+place in that order, w·m is the rank the draw reaches there, and its median stands where the rank passes half.
 
 p-values are two-sided and come from the draws centred on the estimate (the null "the mean is zero"): with b
 of m centred draws at least as far from zero as the estimate, p = (b + 1) / (m + 1), never 0.
@@ -30,6 +31,7 @@ from mech.errors import InputError
 SUMMARY = ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm")
 HEADLINE = "G"  # the declared family: the sign of G, one test per model and environment
 N_DRAWS = 10_000
+_MAX_CELLS = 4_000_000  # draws × items held at once for a median: 32 MB
 
 RngFactory = Callable[[str], np.random.Generator]
 """Name of a statistic → its own stream of random numbers."""
@@ -98,7 +100,7 @@ def cluster_ratios(
     if n_items == 0:
         return [Interval(math.nan, math.nan, math.nan, 0, 0, math.nan, True)] * n_columns
     tops, bottoms = _sums(numerators, codes, n_clusters), _sums(denominators, codes, n_clusters)
-    counts = rng.multinomial(n_clusters, np.full(n_clusters, 1 / n_clusters), size=n_draws).astype(float)
+    counts = _draw_clusters(n_clusters, rng, n_draws)
     # The estimate, and every draw, is top / bottom; NaN where the bottom is zero.
     estimates = _divide(tops.sum(0), bottoms.sum(0))
     bottom_draws = counts @ bottoms
@@ -106,6 +108,64 @@ def cluster_ratios(
     crossing = (np.sign(bottom_draws) != np.sign(bottoms.sum(0))).any(axis=0)
     draws[:, crossing] = np.nan
     return [_interval(float(estimates[c]), draws[:, c], n_items, n_clusters, level) for c in range(n_columns)]
+
+
+def cluster_median(
+    values: npt.ArrayLike,
+    clusters: npt.ArrayLike,
+    rng: np.random.Generator,
+    n_draws: int = N_DRAWS,
+    level: float = 0.95,
+) -> Interval:
+    """Median over items with its cluster-bootstrap interval; of an even number, the mean of the middle two.
+
+    An infinite value is the largest (or smallest) there is and moves a finite median no further than any large
+    one; if the median of some draw is infinite there is no interval: NaN, and flagged.
+
+    Args:
+        values: one number per item.
+        clusters: one label per item.
+        rng: the stream of this statistic.
+        n_draws: bootstrap draws.
+        level: coverage of the interval.
+
+    Raises:
+        InputError: as `cluster_bootstrap`.
+    """
+    numbers = np.asarray(values, dtype=float)
+    n_items = len(numbers)
+    codes, n_clusters = _codes(_labels(clusters, n_items))
+    if n_items == 0 or np.isnan(numbers).any():
+        return Interval(math.nan, math.nan, math.nan, n_items, n_clusters, math.nan, True)
+    order = np.argsort(numbers, kind="stable")
+    ascending = numbers[order]
+    up_to = np.cumsum(codes[order] == np.arange(n_clusters)[:, None], axis=1).astype(float)
+    estimate = float(_medians(ascending, np.ones((1, n_clusters)), up_to)[0])
+    counts = _draw_clusters(n_clusters, rng, n_draws)
+    block = max(1, _MAX_CELLS // n_items)
+    parts = [_medians(ascending, counts[at : at + block], up_to) for at in range(0, n_draws, block)]
+    return _interval(estimate, np.concatenate(parts), n_items, n_clusters, level)
+
+
+def _medians(
+    ascending: Float[np.ndarray, " item"],
+    counts: Float[np.ndarray, "draw cluster"],
+    up_to: Float[np.ndarray, "cluster item"],
+) -> Float[np.ndarray, " draw"]:
+    """Median of each draw; `up_to` counts each cluster's items up to every place of the ascending order."""
+    ranks = counts @ up_to  # whole numbers, exact in float64
+    half = ranks[:, -1:] / 2
+    # The first items whose rank reaches the lower and the upper middle; one and the same if the number is odd.
+    lower, upper = ((ranks < middle).sum(axis=1) for middle in (np.ceil(half), np.floor(half) + 1))
+    with np.errstate(invalid="ignore"):  # between -inf and inf there is no middle: NaN
+        return (ascending[lower] + ascending[upper]) / 2
+
+
+def _draw_clusters(
+    n_clusters: int, rng: np.random.Generator, n_draws: int
+) -> Float[np.ndarray, "draw cluster"]:
+    """How many times each draw takes each cluster."""
+    return rng.multinomial(n_clusters, np.full(n_clusters, 1 / n_clusters), size=n_draws).astype(float)
 
 
 def _interval(
@@ -169,10 +229,13 @@ def summarise(measures: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAW
         rng = rng_for("bootstrap/" + "/".join(map(str, key)))
         found = cluster_bootstrap(group["value"], group["task_id"], rng, n_draws)
         lines.append((*key, found.mean, found.lo, found.hi, found.n, found.n_clusters, found.p, math.nan))
-    summary = pd.DataFrame(lines, columns=list(SUMMARY))
+    return corrected(pd.DataFrame(lines, columns=list(SUMMARY)))
+
+
+def corrected(summary: pd.DataFrame) -> pd.DataFrame:
+    """The summary with `p_holm` over the declared family: measure G, all models and environments it holds."""
     headline = summary["measure"] == HEADLINE
-    summary.loc[headline, "p_holm"] = holm(summary.loc[headline, "p"])
-    return summary
+    return summary.assign(p_holm=summary["p"].where(headline).pipe(holm))
 
 
 def _labels(clusters: npt.ArrayLike, n_items: int) -> Shaped[np.ndarray, " item"]:

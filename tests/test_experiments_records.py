@@ -20,7 +20,7 @@ import pytest
 from experiments import records
 from experiments.records import RunFolder, config_hash, read_run
 from mech.errors import InputError
-from probes import dose, effects, measures, stats
+from probes import dose, effects, layout, lengths, measures, stats
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -360,7 +360,8 @@ def test_head_tables_may_add_score_columns(tmp_path: Path) -> None:
 
 def test_the_frames_of_probes_have_the_columns_of_the_schema() -> None:
     assert measures.COLUMNS == records.MEASURES
-    assert (*measures.KEYS, "condition", "candidate", *measures.VALUES) == records.SCORES[1:]
+    assert (*layout.KEYS, "condition", "candidate", *layout.VALUES) == records.SCORES[1:]
+    assert lengths.LENGTH_MATCH == records.TABLES["length_match"]
     assert stats.SUMMARY == records.SUMMARY
     assert effects.EFFECTS == records.EFFECTS
     assert dose.ABLATION == records.ABLATION

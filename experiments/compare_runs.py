@@ -1,0 +1,138 @@
+"""`backfire compare`: the summaries of finished runs beside a published table, line by line.
+
+RUN/summary.csv … and the paper's csv → compare.csv: every line of the paper's for each model, ours beside it, the
+difference, whether the intervals overlap and whether the signs agree. Reads tables only; no model is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments.durable import replace
+from experiments.options import Option, Report, Study
+from experiments.records import EXACT_FLOATS
+from experiments.tables import frame_text
+from mech.errors import InputError
+from probes.compare import compare, disagreements, only_ours
+from probes.summaries import check_summary
+
+RUNS = Option("run", str, None, "run folders; each has a summary.csv", positional=True)
+PAPER = Option("paper", Path, None, "the published summary: model, env, measure, mean, ci_lo, ci_hi, n, …")
+NAMES = Option("names", str, "", "OURS=PAPERS,…: other names than ours without an ending -q4")
+FILE = Option(
+    "out", Path, None, "csv file to write; without it, compare.csv in the first run", presentation=True
+)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Read the tables, write the comparison, and say how much agrees."""
+    if args.paper is None:
+        raise InputError("Name the published table with --paper FILE.")
+    runs = list(dict.fromkeys(args.run))
+    paper = read_summary(args.paper)
+    ours = pd.concat(
+        [read_summary(Path(one) / "summary.csv").assign(run=one) for one in runs], ignore_index=True
+    )
+    names = parse_names(args.names)
+    table = compare(ours, paper, names)
+    target = args.out or Path(runs[0]) / "compare.csv"
+    replace(target, table.to_csv(index=False, lineterminator="\n"))
+    parts = [_block(group) for _, group in table.groupby(["model", "env"], sort=False)]
+    differing = disagreements(table)
+    if len(differing):
+        places = differing[["model", "env", "measure"]].agg(" ".join, axis=1)
+        named = _lines(differing.assign(measure=places))
+        parts.append(f"other sign although the paper's interval excludes zero:\n{named}")
+    parts += [agreement(table, len(only_ours(ours, paper, names))), f"written to {target}"]
+    return Report("\n\n".join(parts))
+
+
+def read_summary(path: Path) -> pd.DataFrame:
+    """A summary table from a csv file, checked.
+
+    Raises:
+        InputError: there is no such file, it is no csv, or it is no summary; the sentence names it.
+    """
+    try:
+        table = pd.read_csv(path, keep_default_na=False, na_values=[""], **EXACT_FLOATS)
+    except OSError as error:
+        raise InputError(f"Cannot read {path} ({error.strerror or error}).") from error
+    except ValueError as error:  # torn, empty, or not text
+        raise InputError(f"{path} is not a csv table.") from error
+    return check_summary(table, str(path))
+
+
+def parse_names(text: str) -> dict[str, str]:
+    """`mine=smollm2-135m,other=qwen2.5-0.5b` as our name → the paper's.
+
+    Raises:
+        InputError: a part is not of this form.
+    """
+    names = {}
+    for part in filter(None, text.split(",")):
+        ours, equals, papers = part.partition("=")
+        if not (ours and equals and papers):
+            raise InputError(f"'{part}' does not name a model: write --names OURS=PAPERS.")
+        names[ours] = papers
+    return names
+
+
+def agreement(table: pd.DataFrame, n_only_ours: int) -> str:
+    """One line that counts what agrees."""
+    met = table[table["ours"].notna()]
+    decided = met[met["paper_excludes_zero"]]
+    return (
+        f"{len(table)} lines of the paper's, {len(met)} measured here: intervals overlap in "
+        f"{int(met['overlap'].sum())}; the sign is the same in {int(decided['same_sign'].sum())} of the "
+        f"{len(decided)} whose published interval excludes zero ({len(table) - len(met)} not measured, "
+        f"{n_only_ours} of ours not published)"
+    )
+
+
+def _block(group: pd.DataFrame) -> str:
+    """One model and environment: a heading and a line a measure."""
+    first = group.iloc[0]
+    return f"{first['model']} against the paper's {first['paper_model']}, {first['env']}\n{_lines(group)}"
+
+
+def _lines(group: pd.DataFrame) -> str:
+    """The comparison as aligned text; a dash where there is nothing."""
+    shown = [
+        {
+            "measure": row["measure"],
+            "ours": _interval(row["ours"], row["ours_lo"], row["ours_hi"]),
+            "n": _or_dash(row["ours_n"]),
+            "paper": _interval(row["paper"], row["paper_lo"], row["paper_hi"]),
+            "n ": _or_dash(row["paper_n"]),
+            "difference": "-" if pd.isna(row["difference"]) else f"{row['difference']:+.3f}",
+            "overlap": _or_dash(row["overlap"], {True: "yes", False: "no"}),
+            "sign": _or_dash(row["same_sign"], {True: "same", False: "other"}),
+            "paper ≠ 0": _or_dash(row["paper_excludes_zero"], {True: "yes", False: "no"}),
+            "run": _or_dash(row["run"]),
+        }
+        for row in group.to_dict("records")
+    ]
+    return frame_text(pd.DataFrame(shown))
+
+
+def _interval(mean: float, lo: float, hi: float) -> str:
+    return "-" if pd.isna(mean) else f"{mean:.3f} [{lo:.3f}, {hi:.3f}]"
+
+
+def _or_dash(value: Any, words: dict[bool, str] | None = None) -> str:
+    if pd.isna(value):
+        return "-"
+    return words[bool(value)] if words else str(value)
+
+
+STUDY = Study(
+    "compare",
+    "put the summaries of finished runs beside a published table, line by line",
+    "backfire compare runs/core runs/extended --paper paper_summary.csv",
+    (RUNS, PAPER, NAMES, FILE),
+    run,
+)

@@ -1,0 +1,65 @@
+"""The columns of a run folder's rows and tables, written down once; a table may add columns after these.
+
+Lengths are in tokens, log-probabilities and their differences in nats per action, shares between 0 and 1,
+`ci_lo`, `ci_hi` (and `…_lo`, `…_hi`) the ends of a 95 % interval, `n` items, `n_clusters` tasks.
+"""
+
+from __future__ import annotations
+
+_INTERVAL = ("mean", "ci_lo", "ci_hi", "n", "n_clusters")
+
+SCORES = (
+    *("id", "model", "env", "item_id", "task_id", "condition", "candidate"),
+    *("logprob", "n_tokens", "is_greedy"),
+)  # and whatever else the scorer knows of a row
+MEASURES = ("model", "env", "item_id", "task_id", "measure", "value")
+SUMMARY = ("model", "env", "measure", *_INTERVAL, "p", "p_holm")
+HEADS = ("layer", "head")  # and one column per score
+EFFECTS = ("item_id", "direction", "layer", "head", "effect_nats", "share")
+ABLATION = ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n")
+
+# by: operator, error_type, template, step or quotes_source; level: a value of it.
+BREAKDOWN = ("model", "env", "by", "level", "measure", *_INTERVAL)
+# Not the mean of an item's ratios: ratios of sums, medians and shares over items.
+DECOMPOSITION = ("model", "env", "quantity", "estimate", "ci_lo", "ci_hi", "n", "n_clusters")
+# equivalent: the whole interval lies inside ±delta.
+EQUIVALENCE = ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "delta", "equivalent")
+# delta: mean of the paired L(condition) − L(fail); G: that of L(pre) − L(condition); Holm's family: all
+# conditions of one model and environment.
+MANIPULATIONS = (
+    *("model", "env", "condition", "delta", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm"),
+    *("G", "equivalent"),
+)
+# axis: position (level: decile 0 to 9 of the token's place in a×) or part (level: before, error, after);
+# mean: nats per item, summed over the tokens of that level.
+PROFILES = ("model", "env", "measure", "axis", "level", *_INTERVAL)
+LENGTH_MATCH = ("model", "env", "condition", "n", "mean_mismatch", "max_abs_mismatch", "share_exact")
+SCALING = ("model", "n_parameters", "env", "measure", *_INTERVAL)
+# G on log10(parameters): slope in nats per decade; loo: range of the crossing when one model is left out.
+SCALING_FIT = (
+    *("env", "group", "n_models", "slope", "intercept", "r2"),
+    *("crossing_parameters", "loo_lo", "loo_hi", "note"),
+)
+COMPARE = (
+    *("model", "env", "measure", "ours", "ours_lo", "ours_hi", "ours_n"),
+    *("paper", "paper_lo", "paper_hi", "paper_n"),
+    *("difference", "overlap", "same_sign", "paper_excludes_zero"),
+)
+
+ROWS: dict[str, tuple[str, ...]] = {"scores": SCORES}
+TABLES: dict[str, tuple[str, ...]] = {
+    "measures": MEASURES,
+    "summary": SUMMARY,
+    "heads": HEADS,
+    "effects": EFFECTS,
+    "ablation": ABLATION,
+    "breakdown": BREAKDOWN,
+    "decomposition": DECOMPOSITION,
+    "equivalence": EQUIVALENCE,
+    "manipulations": MANIPULATIONS,
+    "profiles": PROFILES,
+    "length_match": LENGTH_MATCH,
+    "scaling": SCALING,
+    "scaling_fit": SCALING_FIT,
+    "compare": COMPARE,
+}
