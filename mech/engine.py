@@ -123,9 +123,10 @@ class Engine:
                 the arithmetic independent of which other queries came before (rows are then bit-identical).
 
         Raises:
-            InputError: `shared` is longer than the common prefix.
+            InputError: `shared` is longer than the common prefix, or a query than the model's positions.
             FloatingPointError: a logit is not finite.
         """
+        self.model.require_room(max((len(query.tokens) for query in queries), default=0))
         about = {
             "queries": _hash(query.key for query in queries),
             "shared": str(shared),
@@ -186,6 +187,7 @@ class Engine:
             raise InputError(
                 "The candidate positions follow from the query, and a shared length is not negative."
             )
+        self.model.require_room(len(query.tokens))
         sets["candidate"] = list(query.candidate)
         for name, where in sets.items():
             if where and (min(where) < shared or max(where) >= len(query.tokens)):

@@ -85,6 +85,15 @@ class Model:
         """Type of the parameters."""
         return next(self.bridge.original_model.parameters()).dtype
 
+    def require_room(self, n_tokens: int) -> None:
+        """Raise InputError for a sequence that has more tokens than there are learned positions (GPT-2)."""
+        if self.bridge.cfg.positional_embedding_type == "standard":
+            limit = int(self.hf_config.max_position_embeddings)
+            if n_tokens > limit:
+                raise InputError(
+                    f"A prompt with its action has {n_tokens} tokens, and {self.identity.name} knows {limit} positions."
+                )
+
     def require_eval_mode(self) -> None:
         """Raise InputError naming the first module in training mode: dropout makes a no-op patch non-zero."""
         for name, module in self.bridge.original_model.named_modules():
