@@ -10,6 +10,7 @@ because a mean of per-item ratios is ruled by the items whose Δcopy is near zer
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,8 +22,30 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "heads.csv": ("layer", "head", "prefix_matching"),
     "effects.csv": ("item_id", "direction", "layer", "head", "effect_nats", "share"),
     "ablation.csv": ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n"),
+    "breakdown.csv": ("model", "env", "by", "level", "measure", "mean", "ci_lo", "ci_hi", "n"),
+    "manipulations.csv": (
+        *("model", "env", "condition", "delta", "ci_lo", "ci_hi", "n", "p_holm", "G", "equivalent"),
+    ),
+    "equivalence.csv": ("model", "env", "measure", "delta"),
+    "profiles.csv": ("model", "env", "measure", "axis", "level", "mean", "ci_lo", "ci_hi", "n"),
+    "scaling.csv": ("model", "n_parameters", "env", "measure", "mean", "ci_lo", "ci_hi", "n"),
+    "scaling_fit.csv": (
+        *("env", "group", "n_models", "slope", "intercept", "crossing_parameters", "loo_lo", "loo_hi"),
+        "note",
+    ),
 }
-_TEXT = {"model", "env", "measure", "item_id", "direction", "set", "kind"}
+_TEXT = {
+    *("model", "env", "measure", "item_id", "direction", "set", "kind", "by", "level", "condition", "axis"),
+    *("group", "note", "equivalent"),  # true, false or empty
+}
+# Before pandas 3.1 reading floats exactly is an option; since then it is the default.
+_OLD_PANDAS = tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1)
+_READING: dict[str, Any] = {
+    "dtype": dict.fromkeys(_TEXT, str),
+    # An empty cell is missing and nothing else is: "None" may well be the name of a level.
+    **{"keep_default_na": False, "na_values": [""]},
+    **({"float_precision": "round_trip"} if _OLD_PANDAS else {}),
+}
 DIRECTIONS = ("denoise", "noise")
 
 
@@ -45,7 +68,7 @@ def read_table(run: Path, name: str) -> pd.DataFrame:
     if not path.is_file():
         raise MissingTable(f"{name} is not in {run}: run the study that writes it first.")
     try:
-        table = pd.read_csv(path)
+        table = pd.read_csv(path, **_READING)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise FigureError(f"{name} is not a readable csv table ({error}).") from error
     missing = [column for column in REQUIRED[name] if column not in table.columns]
@@ -57,6 +80,19 @@ def read_table(run: Path, name: str) -> pd.DataFrame:
         if column not in _TEXT and not pd.api.types.is_numeric_dtype(table[column]):
             raise FigureError(f"{name} has text in the column {column}, where numbers belong.")
     return table
+
+
+def refuse_doubles(table: pd.DataFrame, name: str, keys: list[str]) -> None:
+    """Raise FigureError, naming the first, if two rows of the table `name` agree in all `keys`."""
+    doubled = table[table.duplicated(keys)]
+    if not doubled.empty:
+        which = ", ".join(f"{key} {doubled[key].iloc[0]}" for key in keys)
+        raise FigureError(f"{name} has two rows of {which}.")
+
+
+def is_true(column: pd.Series) -> pd.Series:
+    """Which cells say true (or 1), in any spelling of its letters; an empty cell does not."""
+    return column.astype(str).str.lower().isin(["true", "1"])
 
 
 def read_heads(run: Path) -> pd.DataFrame:
@@ -75,7 +111,7 @@ def selected_heads(heads: pd.DataFrame) -> Heads:
     """The heads marked in the column `selected`, best prefix-matching first; none without the column."""
     if "selected" not in heads.columns:
         return []
-    chosen = heads[heads["selected"].astype(str).str.lower().isin(["true", "1"])]
+    chosen = heads[is_true(heads["selected"])]
     ordered = chosen.sort_values("prefix_matching", ascending=False)
     return [(int(layer), int(head)) for layer, head in zip(ordered["layer"], ordered["head"], strict=True)]
 

@@ -6,9 +6,14 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from figures.by_family import draw_by_family
 from figures.dose_curve import draw_dose_curve
 from figures.head_map import draw_head_effects, draw_head_scores
 from figures.load import FigureError, Heads, MissingTable, read_heads, selected_heads
+from figures.manipulations import draw_manipulations
+from figures.profiles import draw_profiles
+from figures.repeat_probability import draw_repeat_probability
+from figures.scaling import draw_scaling
 from figures.score_vs_effect import draw_score_vs_effect
 from figures.split_bars import draw_split_bars
 
@@ -35,7 +40,12 @@ def write_all(
         selected = selected_heads(read_heads(run)) if (run / "heads.csv").is_file() else []
     heads = selected
     drawings: dict[str, Callable[[], list[Path]]] = {
+        "scaling": lambda: draw_scaling(run),
         "split_bars": lambda: draw_split_bars(run),
+        "repeat_probability": lambda: draw_repeat_probability(run),
+        "manipulations": lambda: draw_manipulations(run),
+        "by_family": lambda: draw_by_family(run),
+        "profiles": lambda: draw_profiles(run),
         "head_scores": lambda: draw_head_scores(run, heads),
         "head_effects": lambda: draw_head_effects(run, heads),
         "score_vs_effect": lambda: draw_score_vs_effect(run, heads),

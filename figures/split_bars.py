@@ -14,10 +14,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from figures import style
+from figures.layout import fold, foot
 from figures.load import MissingTable, read_table
 
 MEASURES = ("copy", "sem", "G")
 _BAR = 0.30
+_TITLE = "How a recorded failure changes the log-probability of the failed action a×"
+_AXIS = "change of log p(a×), nats per action (whiskers: 95 % interval)"
 
 
 def split_numbers(summary: pd.DataFrame) -> pd.DataFrame:
@@ -45,26 +48,46 @@ def split_numbers(summary: pd.DataFrame) -> pd.DataFrame:
 def draw_split_bars(run: Path) -> list[Path]:
     """Write the figure `split_bars`; returns its three files."""
     numbers = split_numbers(read_table(run, "summary.csv"))
-    groups = list(numbers.groupby(["model", "env"], sort=False))
+    envs = list(dict.fromkeys(numbers["env"]))
+    models = list(dict.fromkeys(numbers["model"]))
+    n_across = min(2, len(envs))
+    n_down = -(-len(envs) // n_across)
     with style.styled():
-        figure, (axes,) = style.new_figure(height=1.35 + 0.72 * len(groups))
-        for place, (_, group) in enumerate(groups):
-            _draw_group(axes, float(place), group.set_index("quantity"))
-        style.zero_line(axes, vertical=True)
-        axes.set_yticks(
-            range(len(groups)),
-            [f"{model}\n{env}, n = {group['n'].iloc[0]}" for (model, env), group in groups],
-        )
-        axes.set_ylim(len(groups) - 0.45, -0.55)
-        axes.tick_params(axis="y", length=0)
-        axes.spines["left"].set_visible(False)
-        axes.grid(axis="x", color="#E3E5E8", linewidth=0.6)
-        axes.set_xlabel("change of log p(a×), nats per action (whiskers: 95 % interval)")
-        axes.set_title("How a recorded failure changes the log-probability of the failed action a×")
-        figure.legend(
-            handles=_legend(), loc="outside lower left", ncols=3, handletextpad=0.6, columnspacing=1.8
-        )
+        figure, panels = style.new_figure((1.35 + 0.72 * len(models)) * n_down, n_down, n_across)
+        for index, (axes, env) in enumerate(zip(panels, envs, strict=False)):
+            named = index % n_across == 0
+            _draw_panel(axes, numbers[numbers["env"] == env], models, named, with_env=len(envs) == 1)
+            axes.set_title(env if len(envs) > 1 else _TITLE)
+        for axes in panels[len(envs) :]:
+            axes.set_axis_off()
+        handles = _legend()
+        if len(envs) == 1:
+            panels[0].set_xlabel(_AXIS)
+            figure.legend(
+                handles=handles, loc="outside lower left", ncols=3, handletextpad=0.6, columnspacing=1.8
+            )
+        else:
+            figure.suptitle(_TITLE, x=0.01, ha="left", fontsize=9.5)
+            foot(figure, _AXIS, handles, [str(handle.get_label()) for handle in handles], n_across=3)
         return style.save(figure, numbers, run, "split_bars")
+
+
+def _draw_panel(axes: Axes, rows: pd.DataFrame, models: list[str], named: bool, with_env: bool) -> None:
+    """One environment; `models` are the rows of every panel, named where the panel is the first across."""
+    labels = []
+    for place, model in enumerate(models):
+        group = rows[rows["model"] == model].set_index("quantity")
+        about = ["not measured"]
+        if len(group):
+            _draw_group(axes, float(place), group)
+            about = [f"{group['env'].iloc[0]}, " * with_env + f"n = {group['n'].iloc[0]}"]
+        labels.append("\n".join([fold(model, 26), *about] if named else about))
+    style.zero_line(axes, vertical=True)
+    axes.set_yticks(range(len(models)), labels)
+    axes.set_ylim(len(models) - 0.45, -0.55)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.grid(axis="x", color="#E3E5E8", linewidth=0.6)
 
 
 def _draw_group(axes: Axes, place: float, rows: pd.DataFrame) -> None:

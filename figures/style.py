@@ -65,6 +65,7 @@ def save(figure: Figure, numbers: pd.DataFrame, run: Path, name: str) -> list[Pa
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{ending}" for ending in ("png", "pdf", "csv")]
     figure.savefig(paths[0], metadata={"Software": None})
+    figure.set_layout_engine("none")  # the PDF keeps the places of the PNG, and is not laid out again
     figure.savefig(paths[1], metadata={"CreationDate": None})  # equal tables give equal bytes
     numbers.to_csv(paths[2], index=False)
     return paths

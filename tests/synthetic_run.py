@@ -2,20 +2,96 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from experiments.schema import TABLES
+
+Cells = list[tuple[str, str]]  # model, environment
 N_LAYERS, N_HEADS, N_SELECTED = 30, 9, 16
 ITEMS = {"a": 20.0, "b": 31.0, "c": 12.5, "d": 24.0}  # item → its Δcopy in nats
+MODELS = {
+    "smollm2-135m-q4": 0.135,
+    "qwen2.5-0.5b": 0.494,
+    "llama3.2-1b": 1.236,
+    "smollm2-360m": 0.362,
+    "qwen3-0.6b": 0.596,
+    "smollm2-1.7b": 1.711,
+}  # billions of parameters
+LEVELS = {
+    "toolshed": {
+        "error_type": (
+            "unknown_tool",
+            "missing_argument",
+            "unknown_argument",
+            "bad_type",
+            "bad_format",
+            "not_found",
+            "permission_denied",
+        ),
+        "operator": (
+            "arg_typo",
+            "date_format",
+            "drop_arg",
+            "hallucinated_entity",
+            "name_for_email",
+            "readonly_target",
+            "tool_typo",
+            "type_swap",
+        ),
+        "template": ("archive", "cancel_event", "convert", "email_file", "roster", "schedule"),
+        "step": ("0", "1", "2"),
+        "quotes_source": ("false",),
+    },
+    "coderepair": {
+        "error_type": ("test_failure", "runtime_error", "syntax_error", "timeout"),
+        "operator": (
+            "comparison_flip",
+            "off_by_one",
+            "index_shift",
+            "dropped_return",
+            "undefined_name",
+            "arithmetic_flip",
+            "boolean_flip",
+            "dropped_negation",
+            "dropped_reverse",
+            "wrong_initial_value",
+        ),
+        "template": ("strings", "lists", "dicts", "numbers", "recursion", "sorting", "parsing"),
+        "step": ("0",),
+        "quotes_source": ("true", "false"),
+    },
+}
+# condition → its delta as tenths of −G
+DELTAS = {
+    "abstract_min": -5.6,
+    "abstract": -5.0,
+    "fail_other": -5.2,
+    "abstract_instr": -5.1,
+    "fail_other_unrelated": -9.0,
+    "fail_terse": -0.2,
+    "fail_verbose": 0.25,
+    "fail_echo": 2.1,
+    "quote_matched": 0.3,
+    "fail_instr": 0.05,
+    "fail_early": -1.1,
+    "fail_k2": 2.9,
+    "fail_k3": 3.8,
+    "succ": 0.6,
+    "neut": -0.3,
+    "neut_pad": 0.0,
+}
 
 
-def write_run(run: Path, seed: int = 0) -> Path:
-    """Write summary.csv, heads.csv, effects.csv and ablation.csv into `run`."""
+def write_run(run: Path, seed: int = 0, only_heads: bool = False) -> Path:
+    """Write every table that figures read into `run`, or those about heads only."""
     run.mkdir(parents=True, exist_ok=True)
+    if not only_heads:
+        write_measurement(run, seed=seed + 1)
     rng = np.random.default_rng(seed)
-    _summary().to_csv(run / "summary.csv", index=False)
     heads = _heads(rng)
     heads.to_csv(run / "heads.csv", index=False)
     _effects(heads, rng).to_csv(run / "effects.csv", index=False)
@@ -23,18 +99,126 @@ def write_run(run: Path, seed: int = 0) -> Path:
     return run
 
 
-def _summary() -> pd.DataFrame:
+def write_measurement(
+    run: Path, models: Sequence[str] = tuple(MODELS)[:1], envs: Sequence[str] = ("toolshed",), seed: int = 1
+) -> Path:
+    """Write summary.csv and the tables of issue 3 that are drawn, for any names of `models`."""
+    run.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    cells = [(model, env) for model in models for env in envs]
+    tables = {
+        "summary": _summary(cells),
+        "breakdown": _breakdown(cells, rng),
+        "manipulations": _manipulations(cells, rng),
+        "equivalence": _equivalence(cells),
+        "profiles": _profiles(cells, rng),
+        "scaling": _scaling(cells),
+        "scaling_fit": _fits(models, envs),
+    }
+    for name, table in tables.items():
+        table.to_csv(run / f"{name}.csv", index=False)
+    return run
+
+
+def _size(model: str) -> float:
+    """Parameters in billions; of a model that is not in the list, a number made of its name's length."""
+    return MODELS.get(model, 0.1 * len(model))
+
+
+def _gain(model: str, env: str) -> float:
+    """G in nats: on a line in the logarithm of the size, and off it by a number made of the name's length."""
+    start, slope = {"toolshed": (-24.8, 11.0)}.get(env, (-83.0, 27.0))
+    return start + slope * float(np.log10(_size(model) / 0.135)) + len(model) % 5 - 2
+
+
+def _summary(cells: Cells) -> pd.DataFrame:
     rows = []
-    for model, shift in (("smollm2-135m-q4", 0.0), ("qwen2.5-0.5b", -9.0)):
-        for measure, mean in (
-            ("G", -24.8 - shift),
-            ("copy", 24.2 + shift),
-            ("sem", 0.6),
-            ("p_repeat_pre", 0.16),
-        ):
-            rows.append((model, "toolshed", measure, mean, mean - 2.1, mean + 1.9, 100, 52, 0.0001, 0.0002))
-    columns = ["model", "env", "measure", "mean", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm"]
-    return pd.DataFrame(rows, columns=columns)
+    for model, env in cells:
+        gain = _gain(model, env)
+        repeat = 0.9 - 0.4 * float(np.tanh(_size(model)))
+        measures = {
+            "G": (gain, 2.0), "copy": (0.97 * -gain, 2.0), "sem": (0.03 * -gain, 0.6), "p_repeat_pre": (0.16, 0.03),
+            "p_repeat_fail": (repeat, 0.06), "greedy_repeat_pre": (0.0, 0.0), "greedy_repeat_fail": (repeat / 2, 0.09),
+            "greedy_repeat_abstract": (repeat / 9, 0.04),
+        }  # fmt: skip
+        for measure, (mean, arm) in measures.items():
+            interval = (mean - arm, mean + 0.9 * arm)
+            rows.append((model, env, measure, mean, *interval, 100, 52, 0.0001, 0.0002))
+    return pd.DataFrame(rows, columns=list(TABLES["summary"]))
+
+
+def _breakdown(cells: Cells, rng: np.random.Generator) -> pd.DataFrame:
+    rows = []
+    for model, env in cells:
+        for by, levels in LEVELS[env if env in LEVELS else "coderepair"].items():
+            for index, level in enumerate(levels):
+                n = 1 if level == "timeout" else int(rng.integers(8, 45))
+                copy = -_gain(model, env) * float(rng.uniform(0.6, 1.4))
+                for measure, mean in (("copy", copy), ("sem", float(rng.normal(0.8, 1.5))), ("G", -copy)):
+                    arm = np.nan if n == 1 else 9 / np.sqrt(n)
+                    rows.append(
+                        (model, env, by, level, measure, mean, mean - arm, mean + arm, n, min(n, index + 5))
+                    )
+    return pd.DataFrame(rows, columns=list(TABLES["breakdown"]))
+
+
+def _manipulations(cells: Cells, rng: np.random.Generator) -> pd.DataFrame:
+    rows = []
+    for model, env in cells:
+        for condition, part in DELTAS.items():
+            gain = _gain(model, env)
+            delta = -part * gain / 10 + float(rng.normal(0, 0.4))
+            arm = 0.5 + 0.1 * abs(delta)
+            p = 1e-4 if abs(delta) > arm else 0.3
+            n = 47 if condition == "fail_early" else 60
+            row = (model, env, condition, delta, delta - arm, delta + arm, n, 39, p, min(1, 13 * p))
+            rows.append((*row, gain - delta, abs(delta) + arm < 1.0))
+    return pd.DataFrame(rows, columns=list(TABLES["manipulations"]))
+
+
+def _equivalence(cells: Cells) -> pd.DataFrame:
+    rows = [
+        (*cell, measure, 0.2, -0.5, 0.9, 1.0, True) for cell in cells for measure in ("sem", "delta_succ")
+    ]
+    return pd.DataFrame(rows, columns=list(TABLES["equivalence"]))
+
+
+def _profiles(cells: Cells, rng: np.random.Generator) -> pd.DataFrame:
+    rows = []
+    for model, env in cells:
+        for measure, share in (("copy", 0.97), ("sem", 0.03), ("G", -1.0)):
+            total = -_gain(model, env) * share
+            weights = rng.dirichlet(np.linspace(1.0, 4.0, 10))
+            parts = dict(zip(("before", "error", "after"), (0.15, 0.6, 0.25), strict=True))
+            levels = [("position", str(place), part) for place, part in enumerate(weights)]
+            for axis, level, part in [*levels, *(("part", name, part) for name, part in parts.items())]:
+                mean = total * part
+                rows.append((model, env, measure, axis, level, mean, mean - 0.5, mean + 0.6, 60, 39))
+    return pd.DataFrame(rows, columns=list(TABLES["profiles"]))
+
+
+def _scaling(cells: Cells) -> pd.DataFrame:
+    rows = []
+    for model, env in cells:
+        for measure, mean in (("G", _gain(model, env)), ("copy", -_gain(model, env))):
+            rows.append((model, round(_size(model) * 1e9), env, measure, mean, mean - 3, mean + 2.6, 60, 39))
+    return pd.DataFrame(rows, columns=list(TABLES["scaling"]))
+
+
+def _fits(models: Sequence[str], envs: Sequence[str]) -> pd.DataFrame:
+    rows: list[tuple[object, ...]] = []
+    for env in envs:
+        if len(models) < 3:
+            rows.append((env, "all", len(models), *[np.nan] * 6, "fewer than three models: not fitted"))
+            continue
+        x = np.log10([_size(model) * 1e9 for model in models])
+        y = np.array([_gain(model, env) for model in models])
+        slope, intercept = np.polyfit(x, y, 1)
+        crossing = 10 ** (-intercept / slope)
+        rows.append(
+            (env, "all", len(models), slope, intercept, 0.6, crossing, crossing / 3, crossing * 4, None)
+        )
+    return pd.DataFrame(rows, columns=list(TABLES["scaling_fit"]))
 
 
 def _heads(rng: np.random.Generator) -> pd.DataFrame:

@@ -16,7 +16,8 @@ from figures.labels import name_points, overlap
 from figures.load import head_shares
 from tests.synthetic_run import ITEMS, N_HEADS, N_LAYERS, N_SELECTED, write_run
 
-NAMES = ("split_bars", "head_scores", "head_effects", "score_vs_effect", "dose_curve")
+MEASURED = ("scaling", "split_bars", "repeat_probability", "manipulations", "by_family_toolshed", "profiles")
+NAMES = (*MEASURED, "head_scores", "head_effects", "score_vs_effect", "dose_curve")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def numbers(run: Path, name: str) -> pd.DataFrame:
 def test_the_csv_behind_the_bars_holds_the_summary(drawn: Path) -> None:
     summary = pd.read_csv(drawn / "summary.csv").set_index(["model", "measure"])["mean"]
     found = numbers(drawn, "split_bars").set_index(["model", "quantity"])["mean"]
-    assert len(found) == 6
+    assert len(found) == 3
     for (model, quantity), mean in found.items():
         measure, sign = {"Δcopy": ("copy", 1), "Δsem": ("sem", 1), "−G": ("G", -1)}[quantity]
         assert mean == sign * summary[model, measure]
@@ -100,16 +101,20 @@ def test_equal_tables_give_equal_bytes_and_the_plot_settings_of_the_caller_stay(
 
 
 def test_a_run_with_one_study_gives_its_figures_and_says_why_the_others_are_not_there(tmp_path: Path) -> None:
-    run = write_run(tmp_path)
-    for name in ("summary.csv", "ablation.csv", "effects.csv"):
+    run = write_run(tmp_path, only_heads=True)
+    for name in ("ablation.csv", "effects.csv"):
         (run / name).unlink()
     said: list[str] = []
     written = write_all(run, say=said.append)
     assert {path.stem for path in written} == {"head_scores"}
-    assert [line.split(":")[0] for line in said] == [
-        f"Skipped the figure {name}" for name in NAMES if name != "head_scores"
-    ]
-    assert "effects.csv is not in" in said[1]
+    names = [name.removesuffix("_toolshed") for name in NAMES if name != "head_scores"]
+    assert [line.split(":")[0] for line in said] == [f"Skipped the figure {name}" for name in names]
+    tables = dict(zip(names, said, strict=True))
+    for name, table in (
+        ("scaling", "scaling.csv"), ("repeat_probability", "summary.csv"), ("manipulations", "manipulations.csv"),
+        ("by_family", "breakdown.csv"), ("profiles", "profiles.csv"), ("head_effects", "effects.csv"),
+    ):  # fmt: skip
+        assert f"{table} is not in" in tables[name]
 
 
 def test_one_direction_one_item_and_a_tall_model_are_drawn_too(tmp_path: Path) -> None:
@@ -128,7 +133,7 @@ def test_one_direction_one_item_and_a_tall_model_are_drawn_too(tmp_path: Path) -
 def test_a_broken_table_is_an_error_and_not_a_skipped_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = write_run(tmp_path)
+    run = write_run(tmp_path, only_heads=True)
     pd.read_csv(run / "effects.csv").drop(columns="share").to_csv(run / "effects.csv", index=False)
     with pytest.raises(FigureError, match="effects.csv lacks the column share"):
         write_all(run)
@@ -139,7 +144,7 @@ def test_a_broken_table_is_an_error_and_not_a_skipped_figure(
 def test_a_selected_head_outside_the_model_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = write_run(tmp_path)
+    run = write_run(tmp_path, only_heads=True)
     with pytest.raises(FigureError, match="L30H0 is not in the table"):
         write_all(run, [(30, 0)])
     assert main([str(run), "--heads", "18-6"]) == 2

@@ -100,14 +100,19 @@ def test_boxes_that_only_touch_do_not_overlap() -> None:
     assert not overlap((0.0, 0.0, 2.0, 2.0), (2.0, 0.0, 3.0, 2.0))
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("run"))
+
+
 @pytest.mark.parametrize(
     ("name", "column"), [(name, column) for name in REQUIRED for column in REQUIRED[name]]
 )
-def test_a_missing_column_is_named(name: str, column: str, tmp_path: Path) -> None:
-    run = write_run(tmp_path)
-    pd.read_csv(run / name).drop(columns=column).to_csv(run / name, index=False)
+def test_a_missing_column_is_named(name: str, column: str, run: Path, tmp_path: Path) -> None:
+    assert column in read_table(run, name)
+    pd.read_csv(run / name).drop(columns=column).to_csv(tmp_path / name, index=False)
     with pytest.raises(FigureError, match=f"{name} lacks the column {column}"):
-        read_table(run, name)
+        read_table(tmp_path, name)
 
 
 def test_text_an_empty_table_and_a_file_that_is_no_table_are_refused_by_name(tmp_path: Path) -> None:
