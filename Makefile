@@ -14,6 +14,8 @@ ROOMS := mech probes envs experiments figures
 # Nothing the project runs may look for a model on the network.
 OFFLINE := HF_HUB_OFFLINE=1
 RUN ?= runs/demo
+# Test processes; each has one thread. A file's tests stay together, since they share what is slow to make.
+WORKERS ?= 2
 
 # The first interpreter that runs and is new enough; `make PYTHON=python3.12 demo` chooses another.
 ifndef PYTHON
@@ -65,7 +67,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 test: lint
-	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 figures: $(STAMP)
 	$(BIN)/python -m figures $(RUN)

@@ -25,7 +25,10 @@ class Action:
 
 @dataclass(frozen=True)
 class Failure:
-    """One error in three lengths; `error_type` is its family. No text quotes the call."""
+    """One error in three lengths; `error_type` is its family.
+
+    No text quotes the whole action; an interpreter's traceback may quote a line of it, which an item then records.
+    """
 
     error_type: str
     terse: str

@@ -15,11 +15,12 @@ from typing import Any
 import pandas as pd
 
 from experiments.find_heads import ranking
+from experiments.item_pools import read_pool
 from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive, whole_numbers
 from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.seeds import py_stream
-from experiments.session import Session, about_items, open_run, open_session, read_pool
+from experiments.session import Session, about_items, open_run, open_session
 from experiments.tables import frame_text, meter_text
 from mech.controls import layer_matched
 from mech.errors import InputError

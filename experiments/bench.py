@@ -22,6 +22,7 @@ import torch
 from experiments.bench_methods import PrefixCached, full_forwards, load_stock
 from experiments.bench_timing import RATE, Method, compare, report_text, spread, turns
 from experiments.bench_work import scoring_flop, sweep_flop
+from experiments.item_pools import read_pool
 from experiments.options import (
     LIMIT,
     ON_ITEMS,
@@ -33,8 +34,9 @@ from experiments.options import (
     Study,
     positive,
 )
+from experiments.places import checkpoint_cache
 from experiments.progress import progress
-from experiments.session import checkpoint_cache, open_model, open_run, read_items, read_pool, read_wording
+from experiments.session import open_model, open_run, read_items, read_wording
 from mech import reference
 from mech.engine import Engine, Run
 from mech.heads import HeadSet

@@ -71,14 +71,14 @@ def turns(rounds: Iterable[tuple[int, Sequence[Method]]], clock: Callable[[], fl
 
 
 def compare(done: Iterable[Turn]) -> pd.DataFrame:
-    """One line a method, in the order in which they came; one of them must be of the RATE part."""
+    """One line a method, in the order in which they came; `fraction` is NaN where none is of the RATE part."""
     by_method: dict[tuple[str, str], list[Turn]] = {}
     for turn in done:
         by_method.setdefault((turn.method.part, turn.method.name), []).append(turn)
     first: dict[str, list[Turn]] = {}
     for (part, _), its in by_method.items():
         first.setdefault(part, its)
-    rate = _flop(first[RATE]) / _seconds(first[RATE])
+    rate = _flop(first[RATE]) / _seconds(first[RATE]) if RATE in first else float("nan")
     lines = []
     for (part, name), its in by_method.items():
         seconds, flop = _seconds(its), _flop(its)

@@ -25,6 +25,7 @@ STUDIES = {
     "ablate": "experiments.ablate_heads",
     "compare": "experiments.compare_runs",
     "bench": "experiments.bench",
+    "bench-sandbox": "experiments.bench_sandbox",
     "demo": "experiments.demo",
 }
 

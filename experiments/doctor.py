@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from experiments.options import ON_MODEL, Report, Study
+from experiments.places import checkpoint_cache
 from experiments.provenance import provenance
-from experiments.session import checkpoint_cache
 from mech.load import examine_model
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from experiments.options import ENV, IDS, ITEMS, LIMIT, SEED, Option, Report, Study
+from experiments.options import ENV, IDS, ITEMS, LIMIT, PROBLEMS, SEED, Option, Report, Study
 from experiments.session import read_items
 from probes.items import dump_items
 
@@ -41,6 +41,6 @@ STUDY = Study(
     "items",
     "make the environment's decision points and show what is in them",
     "backfire items --seed 0 --out items.jsonl",
-    (ENV, ITEMS, IDS, LIMIT, SEED, FILE),
+    (ENV, PROBLEMS, ITEMS, IDS, LIMIT, SEED, FILE),
     run,
 )

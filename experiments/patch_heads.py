@@ -25,10 +25,9 @@ from mech.heads import Head, HeadSet
 from mech.induction import top_heads
 from mech.patching import patch_heads, patch_sets
 from mech.queries import Score
-from probes.conditions import render
 from probes.effects import head_shares, item_shares, redundancy
 from probes.items import Item
-from probes.scoring import decision_run
+from probes.scoring import asks, decision_run
 
 FROM = Option("from", str, "pre", "condition without what is to be attributed")
 TO = Option("to", str, "neut", "condition with it")
@@ -40,9 +39,7 @@ def run(args: argparse.Namespace) -> Report:
     """Patch every item in every asked direction, then derive the tables."""
     session = open_session(args)
     for name in (vars(args)["from"], args.to):
-        render(
-            session.items[0], name, session.wording
-        )  # an unknown condition is refused before anything is run
+        asks(session.model, session.items[0], [name], session.wording)  # an unknown one is refused at once
     directions = ("noise", "denoise") if args.direction == "both" else (args.direction,)
     scores, source = ranking(session.model, args.out, args.seed)
     sets = {f"top{k}": top_heads(scores, k) for k in args.k if k <= len(scores)}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 
-from experiments.options import CONDITIONS, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study
+from experiments.measuring import derive, score_all
+from experiments.options import CONDITIONS, DELTA, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study
 from experiments.progress import progress
 from experiments.session import about_items, open_run, open_session
 from experiments.tables import meter_text, summary_text
@@ -16,9 +17,7 @@ from mech.errors import InputError
 from mech.hooks import hook_point
 from mech.patching import sweep_names
 from probes.conditions import parse_conditions
-from probes.measures import measure
-from probes.scoring import DISTRACTORS_IN, decision_run, score_item, scored
-from probes.stats import summarise
+from probes.scoring import DISTRACTORS_IN, decision_run
 
 KEPT_CONDITIONS = ("pre", "neut", "fail")
 """With --cache, what is kept of these (where scored): all that `patch` takes donors, residuals and trunks from."""
@@ -54,20 +53,13 @@ def run(args: argparse.Namespace) -> Report:
     for name in keep:
         hook_point(points, name)  # an unknown name is refused before anything is run
     with open_run(STUDY, args, model, about_items(session)) as folder:
-        for item in progress(session.items, len(session.items), "probe", args.quiet):
-            wanted = [f"{item.item_id}|{name}|{one}" for name in names for one in scored(item, name, where)]
-            done = folder.done_ids("scores")
-            if not done.issuperset(wanted):
-                rows = score_item(session.engine, item, names, wording, distractors_in=where)
-                folder.append_all("scores", [row for row in rows if row["id"] not in done])
-            if args.cache is not None:
-                for name in KEPT_CONDITIONS:
-                    if name in names:
-                        decision_run(session.engine, item, name, wording, keep)
-        measures = measure(folder.rows("scores"))
-        folder.write_table("measures", measures)
-        summary = summarise(measures, session.rng_for)
-        folder.write_table("summary", summary)
+        score_all(folder, session, lambda item: names, where, args.quiet)
+        if args.cache is not None:
+            kept = [name for name in KEPT_CONDITIONS if name in names]
+            for item in progress(session.items, len(session.items), "keep", args.quiet):
+                for name in kept:
+                    decision_run(session.engine, item, name, wording, keep)
+        summary = derive(folder, session, args.delta).summary
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
     return Report(f"{summary_text(summary)}\n{meter_text(meter.ran, meter.saved)}\nwritten to {args.out}")
@@ -77,6 +69,6 @@ STUDY = Study(
     "probe",
     "measure how much a recorded failure raises or lowers the log-probability of repeating it",
     "backfire probe --limit 24 --out runs/first",
-    (*ON_MODEL, *ON_ITEMS, CONDITIONS, DISTRACTORS, KEEP, *RUNNING),
+    (*ON_MODEL, *ON_ITEMS, CONDITIONS, DISTRACTORS, DELTA, KEEP, *RUNNING),
     run,
 )

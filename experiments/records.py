@@ -126,7 +126,9 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, InputError) and self._traceless:
-            record = read_run(self.path)  # refused before it wrote a row: its settings must not bind the next try
+            record = read_run(
+                self.path
+            )  # refused before it wrote a row: its settings must not bind the next try
             del record["studies"][self.study]
             self._write_record(record)
         self.close()

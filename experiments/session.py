@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -14,17 +13,19 @@ from typing import Any
 
 import numpy as np
 
+from experiments.item_pools import read_pool
 from experiments.options import Study, existing
+from experiments.places import checkpoint_cache
 from experiments.provenance import provenance
 from experiments.records import RunFolder
 from experiments.seeds import stream
 from mech.chat import template_sha256, tokenizer_sha256
 from mech.engine import Engine
 from mech.errors import InputError
-from mech.load import default_cache_dir, load_model
+from mech.load import load_model
 from mech.model import Model
-from probes.items import Item, load_items, select_items
-from probes.toolshed_items import build_toolshed_items
+from probes.items import Item, select_items
+from probes.placebo import with_unrelated
 from probes.wording import Wording, load_wording
 
 
@@ -43,25 +44,19 @@ class Session:
         return self.engine.model
 
 
-def checkpoint_cache() -> Path:
-    """Where converted checkpoints are kept: BACKFIRE_CACHE, or a folder in the user's cache."""
-    named = os.environ.get("BACKFIRE_CACHE")
-    return Path(named) if named else default_cache_dir()
-
-
 def read_items(args: argparse.Namespace) -> list[Item]:
-    """The items that --env/--items, --ids and --limit name.
+    """The items that --env/--items, --ids and --limit name, each with its unrelated call; --limit holds for each env.
 
     Raises:
         InputError: a file is missing or malformed, an id is unknown.
     """
-    return select_items(read_pool(args), _read_ids(existing(args.ids, "ids")), args.limit)
-
-
-def read_pool(args: argparse.Namespace) -> list[Item]:
-    """All items of the file or the environment, before any selection."""
-    path = existing(args.items, "items")
-    return load_items(path) if path else build_toolshed_items(args.seed)
+    pool = read_pool(args)
+    chosen = select_items(pool, _read_ids(existing(args.ids, "ids")))
+    items: list[Item] = []
+    for env in dict.fromkeys(item.env for item in chosen):
+        limited = select_items([item for item in chosen if item.env == env], limit=args.limit)
+        items += with_unrelated(limited, [item for item in pool if item.env == env])
+    return items
 
 
 def _read_ids(path: Path | None) -> list[str] | None:
@@ -127,24 +122,33 @@ def open_run(
     Raises:
         InputError: no --out, or the folder cannot be used.
     """
-    out = require_out(args)
-    made_with = provenance(
-        {
-            "name": model.identity.name,
-            "source": model.identity.source,
-            "sha256": model.identity.sha256,
-            "n_parameters": model.identity.n_parameters,
-            "architecture": model.identity.architecture,
-            "dtype": str(model.dtype),
-            "device": str(model.device),
-            "attention": "eager",
-            "tokenizer_sha256": tokenizer_sha256(model),
-            "chat_template_sha256": template_sha256(model),
-        }
-    )
+    identity = {
+        "name": model.identity.name,
+        "source": model.identity.source,
+        "sha256": model.identity.sha256,
+        "n_parameters": model.identity.n_parameters,
+        "architecture": model.identity.architecture,
+        "dtype": str(model.dtype),
+        "device": str(model.device),
+        "attention": "eager",
+        "tokenizer_sha256": tokenizer_sha256(model),
+        "chat_template_sha256": template_sha256(model),
+    }
+    return open_folder(study, args, identity, more, derived)
+
+
+def open_folder(
+    study: Study,
+    args: argparse.Namespace,
+    identity: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
+    derived: Mapping[str, Any] | None = None,
+) -> RunFolder:
+    """As `open_run`, of the model with this identity, or of none."""
     command = shlex.join(["backfire", *sys.argv[1:]])
     settings = {**study.settings(args), **(derived or {})}
-    return RunFolder.open(out, study.name, settings, {**made_with, **more}, command)
+    about = {**provenance(identity or {}), **(more or {})}
+    return RunFolder.open(require_out(args), study.name, settings, about, command)
 
 
 def about_items(session: Session) -> dict[str, Any]:

@@ -26,6 +26,14 @@ def summary_text(summary: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def estimate_text(estimates: pd.DataFrame) -> str:
+    """Lines of name, estimate and interval; columns name, estimate, ci_lo, ci_hi, n, n_clusters."""
+    return "\n".join(
+        f"{row.name:<28}{row.estimate:>9.3f}   [{row.ci_lo:>8.3f}, {row.ci_hi:>8.3f}]  {row.n} ({row.n_clusters})"
+        for row in estimates.itertuples(index=False)
+    )
+
+
 def frame_text(frame: pd.DataFrame, digits: int = 3) -> str:
     """A small frame without its index, numbers rounded for reading."""
     return str(frame.to_string(index=False, float_format=lambda value: f"{value:.{digits}f}"))

@@ -7,8 +7,6 @@ what a× would have been answered had it worked. A pool is a function of its see
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from envs.base import Action, Task, WrongAction
@@ -17,6 +15,7 @@ from envs.toolshed.calls import parse_call
 from envs.toolshed.world import World
 from mech.errors import InputError
 from probes.items import Item
+from probes.pools import capped
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def build_toolshed_items(seed: int, n_tasks: int = 60, per_operator: int | None 
         for index, step in enumerate(steps):
             pool += [_item(shed, task, steps, index, wrong, rng) for wrong in step.wrong]
     if per_operator is not None:
-        pool = _capped(pool, per_operator, stream("toolshed-pool"))
+        pool = capped(pool, per_operator, stream("toolshed-pool"))
     return sorted(pool, key=lambda item: item.item_id)
 
 
@@ -119,28 +118,3 @@ def _distractors(
         rng.shuffle(candidates)
         found += [each for each in candidates if each not in (wrong.action, steps[index].gold, *found)]
     return found[0], found[1]
-
-
-def _capped(pool: list[Item], per_operator: int, rng: random.Random) -> list[Item]:
-    """At most so many of each operator: error families in even shares, tasks as drawn, not the first ones."""
-    order = list(pool)
-    rng.shuffle(order)
-    order = _in_turns(order, lambda item: (item.operator, item.task_id))
-    order = _in_turns(order, lambda item: (item.operator, item.error_type))
-    kept: list[Item] = []
-    taken: Counter[str] = Counter()
-    for item in order:
-        if taken[item.operator] < per_operator:
-            taken[item.operator] += 1
-            kept.append(item)
-    return kept
-
-
-def _in_turns(items: list[Item], group: Callable[[Item], tuple[str, str]]) -> list[Item]:
-    """The first item of every group, then the second of every group, and so on; else in the given order."""
-    seen: Counter[tuple[str, str]] = Counter()
-    ranked: list[tuple[int, Item]] = []
-    for item in items:
-        ranked.append((seen[group(item)], item))
-        seen[group(item)] += 1
-    return [item for _, item in sorted(ranked, key=lambda pair: pair[0])]

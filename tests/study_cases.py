@@ -108,8 +108,8 @@ class Shell:
 
     def __call__(self, study: str, *words: str | Path, out: Path | str | None = "run") -> Said:
         """Run `backfire STUDY` in this process; words given later win. `out` names a folder in tmp."""
-        base: list[str | Path] = ["--model", self.model]
-        if study in ("probe", "patch", "ablate"):
+        base: list[str | Path] = [] if study == "scaling" else ["--model", self.model]
+        if study in ("probe", "decomposition", "manipulations", "scaling", "patch", "ablate"):
             base += ["--items", self.items, "--quiet", "yes"]
         if out is not None:
             base += ["--out", self.tmp / out]
@@ -159,7 +159,7 @@ def shell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Shell:
     """Commands on the tiny Llama, three short items and two short passages of prose."""
-    monkeypatch.setenv("BACKFIRE_CACHE", "checkpoints")  # used for GGUF files only
+    monkeypatch.setenv("BACKFIRE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("experiments.session.load_model", loaded_once)
     monkeypatch.setattr("probes.offtarget.passages", lambda: ["Rain fell on the hill.", "We ate soup."])
     items = tmp_path / "items.jsonl"

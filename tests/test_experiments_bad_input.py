@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import resource
@@ -19,6 +20,7 @@ from mech.load import load_model
 from probes.items import dump_items
 from tests.mech_cases import FolderFactory, one_thread  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS, Shell, contents, shell  # noqa: F401 - a fixture
+from tests.tiny_models import N_POSITIONS
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,7 @@ def test_an_unknown_model_is_one_sentence(name: str, parts: list[str], done: She
 @pytest.mark.parametrize(
     ("study", "words", "parts"),
     [
-        ("probe", ["--conditions", "pre,after"], ["no condition 'after': choose from core, pre, fail"]),
+        ("probe", ["--conditions", "pre,after"], ["no condition 'after': choose from core, all, pre, fail"]),
         ("probe", ["--conditions", ","], ["list of conditions is empty"]),
         ("probe", ["--conditions", "fail"], ["conditions", "pre,neut there, fail here", "another --out"]),
         ("probe", ["--keep", "attn.hook_z"], ["--cache"]),
@@ -103,6 +105,19 @@ def test_a_missing_out_is_said_before_the_model_is_loaded(
 def test_a_missing_file_is_named(flag: str, done: Shell) -> None:
     for path in ("nowhere.json", done.tmp):
         done("probe", f"--{flag}", path).sentence(f"The {flag} file {path} does not exist")
+
+
+def test_a_transcript_longer_than_the_learned_positions_is_refused(
+    shell: Shell, tiny_folder: FolderFactory
+) -> None:
+    long = dataclasses.replace(ITEMS[0], goal="Look after it. " * 200)  # bytes are tokens of the tiny models
+    dump_items([long], shell.tmp / "long.jsonl")
+    for engine in ("packed", "reference"):
+        said = shell(
+            "probe", "--model", tiny_folder("gpt2"), "--items", shell.tmp / "long.jsonl", "--engine", engine
+        )
+        said.sentence("tokens, and", f"knows {N_POSITIONS} positions")
+    shell.ran("probe", "--model", tiny_folder("llama"), "--items", shell.tmp / "long.jsonl", out="rotary")
 
 
 def item_lines(count: int, folder: Path) -> list[str]:

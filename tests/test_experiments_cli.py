@@ -28,7 +28,12 @@ PRESENTATION = {"out", "cache", "quiet", "keep"}
 
 
 def parse(study: str, *words: str) -> argparse.Namespace:
-    return parser(ALL[study]).parse_args(words)
+    return parser(ALL[study]).parse_args([*needed(study), *words])
+
+
+def needed(study: str) -> list[str]:
+    """The words that a study cannot do without: those of its positional option."""
+    return ["some"] if any(option.positional for option in ALL[study].options) else []
 
 
 def other_value(option: Option, folder: Path) -> str:
@@ -52,14 +57,15 @@ def test_help_shows_every_option_and_an_example(name: str, capsys: pytest.Captur
     shown = capsys.readouterr().out
     assert stop.value.code == 0
     assert f"example: backfire {name}" in " ".join(shown.split())
-    assert all(f"--{option.name} " in shown for option in ALL[name].options)
+    for option in ALL[name].options:
+        assert (f"{option.name.upper()} [" if option.positional else f"--{option.name} ") in shown
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_example_is_a_command_the_study_takes(name: str) -> None:
     program, study, *words = shlex.split(ALL[name].example)
     assert (program, study) == ("backfire", name)
-    parse(name, *words)
+    parser(ALL[name]).parse_args(words)
 
 
 def test_a_study_is_called_what_its_command_is_called() -> None:
@@ -81,13 +87,16 @@ def test_an_unknown_study_is_one_sentence(capsys: pytest.CaptureFixture[str]) ->
     assert not shown.out
 
 
-@pytest.mark.parametrize("name", STUDIES)
-@pytest.mark.parametrize("words", [["--colour", "red"], ["--mod", "x"], ["stray"]])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [(name, words) for name in STUDIES for words in (["--colour", "red"], ["--mod", "x"])]
+    + [(name, ["stray"]) for name in STUDIES if not needed(name)],
+)
 def test_an_unknown_flag_an_abbreviation_and_a_stray_word_are_refused(
     name: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
-        main([name, *words])
+        main([name, *needed(name), *words])
     assert stop.value.code == 2
     assert "unrecognized arguments: " + words[0] in capsys.readouterr().err
 
@@ -126,7 +135,8 @@ def test_every_option_changes_the_runs_identity_or_only_presents(
     if option.choices is not None and len(option.choices) == 1:
         assert before[option.key] == option.default  # there is no other value yet, and it is recorded
         return
-    after = ALL[study].settings(parse(study, f"--{option.name}", other_value(option, tmp_path)))
+    flag = [] if option.positional else [f"--{option.name}"]
+    after = ALL[study].settings(parse(study, *flag, other_value(option, tmp_path)))
     assert option.presentation == (option.name in PRESENTATION)
     assert (config_hash(before) == config_hash(after)) == option.presentation
     assert option.presentation or before[option.key] != after[option.key]
@@ -263,7 +273,7 @@ def test_a_study_that_ends_early_ends_in_one_sentence(
     def fails(*_: Any, **__: Any) -> None:
         raise raised
 
-    monkeypatch.setattr("experiments.probe_items.score_item", fails)
+    monkeypatch.setattr("experiments.measuring.score_item", fails)
     found = shell("probe")
     assert (found.code, [line for line in found.err if line], found.out) == (code, [said], [])
 

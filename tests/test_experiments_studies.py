@@ -30,6 +30,7 @@ from mech.queries import Query
 from probes.conditions import CORE
 from probes.items import dump_items, load_items
 from probes.measures import DEFINITIONS, measure
+from probes.placebo import with_unrelated
 from probes.scoring import DISTRACTORS_IN, asks, decision_run, score_item, scored
 from probes.toolshed_items import build_toolshed_items
 from probes.wording import load_wording
@@ -62,7 +63,8 @@ def test_probe_writes_every_row_and_the_measures_of_them(shell: Shell) -> None:
     wide = measures.pivot(index="item_id", columns="measure", values="value")
     assert (wide["G"] + wide["copy"] + wide["sem"]).abs().max() <= IDENTITY
     summary = shell.table("summary").set_index("measure")
-    assert set(summary.index) == set(DEFINITIONS)
+    assert set(summary.index) == set(wide.columns) <= set(DEFINITIONS)
+    assert {"G", "copy", "sem", "p_repeat_fail", "G_exact", "sem_succ"} <= set(summary.index)
     for name, line in summary.iterrows():
         assert line["mean"] == pytest.approx(wide[name].mean(), abs=1e-12)
         assert (line["n"], line["n_clusters"]) == (3, 2)
@@ -74,10 +76,8 @@ def test_probe_writes_every_row_and_the_measures_of_them(shell: Shell) -> None:
 def test_probe_of_some_conditions_leaves_out_what_it_cannot_measure(shell: Shell) -> None:
     shell.ran("probe", "--conditions", "pre,neut", "--limit", "1")
     assert set(shell.table("measures")["measure"]) == {
-        "copy",
-        "copy_per_token",
-        "p_repeat_pre",
-        "greedy_repeat_pre",
+        *("copy", "copy_per_token", "copy_exact", "greedy_repeat_pre"),
+        *("p_repeat_pre", "p_repeat2_pre", "p_repeat4_pre", "p_repeat_exact_pre"),
     }
     said = shell.ran("probe", "--conditions", "fail_k2", "--limit", "1", out="other")
     assert shell.table("measures", "other").empty and len(shell.lines("scores", "other")) == 2
@@ -99,7 +99,7 @@ def test_a_model_without_a_chat_template_works_end_to_end(shell: Shell, tiny_fol
     plain = tiny_folder("llama", chat=False)
     shell.ran("probe", "--model", plain, "--limit", "1")
     assert all(row["notes"] == [PLAIN] for row in shell.lines("scores"))
-    assert len(shell.table("measures")) == len(DEFINITIONS)
+    assert {"G", "copy", "sem", "G_exact"} <= set(shell.table("measures")["measure"])
     shell.ran("patch", "--model", plain, "--limit", "1", "--k", "2", "--direction", "noise")
     assert len(shell.table("effects")) == N_HEADS
 
@@ -571,7 +571,8 @@ def test_items_shows_what_is_in_them_and_writes_them(
     assert main(["items", "--limit", "24", "--out", str(file)]) == 0
     shown = capsys.readouterr().out
     found, pool = load_items(file), build_toolshed_items(0)
-    assert len(found) == 24 and set(found) <= set(pool)
+    known = {item.item_id: item for item in with_unrelated(pool, pool)}
+    assert len(found) == 24 and all(item == known[item.item_id] for item in found)
     assert shown.startswith(f"24 items, {len({item.task_id for item in found})} tasks")
     assert found[0].failed_action in shown and found[0].obs_fail in shown
     for operator, count in Counter(item.operator for item in found).items():

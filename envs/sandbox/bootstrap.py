@@ -1,0 +1,48 @@
+"""The first words of the program's interpreter: it reads its own code and the job from descriptor 0, and starts.
+
+The code is compiled once by the server and travels as bytes, so that the program's interpreter needs no file of this
+project, and no import beyond what a bare interpreter has.
+"""
+
+from __future__ import annotations
+
+import marshal
+from pathlib import Path
+from typing import Any
+
+from envs.sandbox.plan import Setting
+
+# Each file's functions get a copy of the builtins of their own: the program may replace the common ones.
+SCRIPT = """
+import builtins, marshal, os
+data = b""
+while part := os.read(0, 1 << 20):
+    data += part
+codes, job, rules = marshal.loads(data)
+guard, inside = (dict(__name__=name, __builtins__=vars(builtins).copy()) for name in ("guard", "inside"))
+exec(marshal.loads(codes[0]), guard)
+exec(marshal.loads(codes[1]), inside)
+inside["main"](job, guard["make_guard"], rules)
+"""
+# No site, no user site: the standard library only. Text is UTF-8 whatever the locale.
+FLAGS = ("-s", "-S", "-B", "-X", "utf8", "-c", SCRIPT)
+
+
+def payload() -> tuple[bytes, bytes]:
+    """The code of `guard` and `inside`, marshalled."""
+    here = Path(__file__).parent
+    texts = (here.joinpath(f"{name}.py").read_text(encoding="utf-8") for name in ("guard", "inside"))
+    guard, inside = (marshal.dumps(compile(text, "<sandbox>", "exec", dont_inherit=True)) for text in texts)
+    return guard, inside
+
+
+def packed(setting: Setting, folder: str, job: dict[str, Any]) -> bytes:
+    """What the interpreter reads: code, (program, setup, tests), and the guard's rules."""
+    isolation = setting.plan.isolation
+    rules = (
+        setting.extensions,
+        folder if isolation.files == "none" else "",
+        isolation.network == "none",
+        isolation.processes == "limits",
+    )
+    return marshal.dumps((setting.payload, (job["program"], job["setup"], job["tests"]), rules))

@@ -1,0 +1,121 @@
+"""The guard inside the program's interpreter: an audit hook, which no Python code can remove.
+
+It always denies the ways by which Python code reads its interpreter's memory or steers frames that are not its own:
+ctypes, other extension modules than the interpreter's, further interpreters, `gc.get_objects` and its kin, trace
+functions. Where the kernel does not hold files, network or processes, it denies those too, as far as Python announces
+them: best effort, which a determined program gets round.
+
+This file runs in the program's interpreter and imports nothing that a bare interpreter has not imported.
+"""
+
+from __future__ import annotations
+
+import os
+from _collections_abc import Callable
+
+TYPE_CHECKING = False  # importing it from typing would double the interpreter's start
+if TYPE_CHECKING:
+    from typing import Any
+else:
+    Any = object
+
+_MEMORY = frozenset(
+    "gc.get_objects gc.get_referrers gc.get_referents sys.settrace sys.setprofile sys.monitoring.register_callback "
+    "sys._current_frames sys._current_exceptions cpython._PySys_ClearAuditHooks".split()
+)
+_MODULES = ("_ctypes", "_test", "_xx", "_interp")  # beginnings of names
+_PROCESSES = frozenset(
+    "os.fork os.forkpty os.exec os.posix_spawn os.spawn os.system os.startfile pty.spawn subprocess.Popen".split()
+)
+_SIGNALS = frozenset("os.kill os.killpg resource.prlimit".split())
+_CHANGES = frozenset(
+    "os.remove os.rename os.link os.symlink os.mkdir os.rmdir os.truncate os.chmod os.lchmod os.chown os.lchown "
+    "os.chflags os.lchflags os.utime os.setxattr os.removexattr os.mkfifo os.mknod".split()
+)
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def make_guard(
+    extensions: tuple[str, ...], folder: str, network: bool, processes: bool
+) -> Callable[..., None]:
+    """The hook.
+
+    extensions: folders from which extension modules may come. folder: the only place where files may be changed, ""
+    to leave files to the kernel. network, processes: whether to guard those.
+
+    Whatever it uses is bound in default values: a program can change globals, builtins and, from Python 3.13, the
+    variables of a running frame, but not the defaults of a function it cannot reach.
+    """
+    files = make_file_check(folder) if folder else None
+
+    def guard(
+        event: str,
+        arguments: tuple[Any, ...],
+        plain: Callable[[str], str] = str.__str__,
+        begins: Callable[..., bool] = str.startswith,
+        memory: frozenset[str] = _MEMORY,
+        modules: tuple[str, ...] = _MODULES,
+        started: frozenset[str] = _PROCESSES if processes else frozenset(),
+        signalled: frozenset[str] = _SIGNALS if processes else frozenset(),
+        networked: bool = network,
+        files: Callable[..., bool] | None = files,
+        text: type[str] = str,
+        is_a: Callable[..., bool] = isinstance,
+        myself: int = os.getpid(),
+        extensions: tuple[str, ...] = extensions,
+        refusal: type[Exception] = PermissionError,
+        missing: type[Exception] = ImportError,
+    ) -> None:
+        if event == "import":
+            name, path = arguments[:2]
+            if is_a(name, text) and begins(plain(name), modules):
+                raise missing(f"no module {plain(name)} in the sandbox")
+            if is_a(path, text) and not begins(plain(path), extensions):
+                raise missing("only the interpreter's own extension modules in the sandbox")
+        elif event in memory or begins(event, "ctypes."):
+            raise refusal(f"{event} is not available in the sandbox")
+        elif event in started or (event in signalled and arguments[0] not in (0, myself)):
+            raise refusal(f"{event}: no other processes in the sandbox")
+        elif networked and begins(event, "socket.") and event != "socket.__new__":
+            raise refusal(f"{event}: no network in the sandbox")
+        elif files is not None and files(event, arguments):
+            raise refusal(f"{event}: only the program's own folder may be changed in the sandbox")
+
+    return guard
+
+
+def make_file_check(folder: str) -> Callable[[str, tuple[Any, ...]], bool]:
+    """The check that an event changes a file outside the folder, or reads what the kernel says of processes."""
+    inside = os.path.realpath(folder) + os.sep
+
+    def outside(
+        event: str,
+        arguments: tuple[Any, ...],
+        resolve: Callable[[str], str] = os.path.realpath,
+        decode: Callable[..., str] = os.fsdecode,
+        begins: Callable[..., bool] = str.startswith,
+        inside: str = inside,
+        changes: frozenset[str] = _CHANGES,
+        writing: int = _WRITING,
+        readable: tuple[type, ...] = (str, bytes, os.PathLike),
+        number: type[int] = int,
+        is_a: Callable[..., bool] = isinstance,
+        both: frozenset[str] = frozenset(("os.rename", "os.link")),
+        created: str = "os.symlink",
+    ) -> bool:
+        if event == "open":
+            path, _, flags = arguments[:3]
+            if not is_a(path, readable):
+                return False  # a descriptor that is open already
+            real = resolve(decode(path)) + "/"
+            changing = is_a(flags, number) and flags & writing
+            return begins(real, "/proc/") or bool(changing and not begins(real, (inside, "/dev/null")))
+        if event not in changes:
+            return False
+        paths = arguments[:2] if event in both else arguments[1:2] if event == created else arguments[:1]
+        for path in paths:
+            if not is_a(path, readable) or not begins(resolve(decode(path)) + "/", inside):
+                return True
+        return False
+
+    return outside

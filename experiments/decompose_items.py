@@ -1,0 +1,69 @@
+"""`backfire decomposition`: how much of the damage is that the call is there, how much what is said of it.
+
+The core conditions and `neut_pad` (an acknowledgement as long as the error) of every item, on one or all environments;
+then the split with intervals, by operator, error family, template and step, and which tokens of a× carry it.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import pandas as pd
+
+from experiments.measuring import Tables, derive, score_all
+from experiments.options import DELTA, ON_ITEMS, ON_MODEL, RUNNING, Report, Study
+from experiments.session import about_items, open_run, open_session
+from experiments.tables import estimate_text, meter_text, summary_text
+from probes.conditions import CORE
+from probes.scoring import DISTRACTORS_IN
+
+NAMES = (*CORE, "neut_pad")
+SHOWN = (
+    *("G", "copy", "sem", "copy_pad", "sem_pad", "G_per_token", "p_repeat_pre", "p_repeat_fail"),
+    *("p_repeat4_pre", "p_repeat4_fail", "G_exact", "greedy_repeat_fail", "G_abstract"),
+)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Score what is missing, derive the tables, and print the split of each environment."""
+    tables, meter = measured(args)
+    return Report(f"{text(tables)}\n{meter}\nwritten to {args.out}")
+
+
+def measured(args: argparse.Namespace) -> tuple[Tables, str]:
+    """The study without its report: the tables, and how much of the model was run."""
+    session = open_session(args)
+    with open_run(STUDY, args, session.model, about_items(session)) as folder:
+        score_all(folder, session, lambda item: NAMES, DISTRACTORS_IN, args.quiet)
+        tables = derive(folder, session, args.delta)
+        meter = session.engine.meter
+        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
+    return tables, meter_text(meter.ran, meter.saved)
+
+
+def text(tables: Tables) -> str:
+    """The headline measures and the derived quantities of every environment."""
+    parts: list[str] = []
+    for env, summary in tables.summary.groupby("env", sort=True):
+        chosen = summary[summary["measure"].isin(SHOWN)]
+        ordered = chosen.set_index("measure").reindex(
+            [name for name in SHOWN if name in set(chosen["measure"])]
+        )
+        split = tables.decomposition[tables.decomposition["env"] == env]
+        parts += [f"== {env}", summary_text(ordered.reset_index()), "", estimate_text(_named(split)), ""]
+    return "\n".join(parts)
+
+
+def _named(split: pd.DataFrame) -> pd.DataFrame:
+    return split.rename(columns={"quantity": "name"})[
+        ["name", "estimate", "ci_lo", "ci_hi", "n", "n_clusters"]
+    ]
+
+
+STUDY = Study(
+    "decomposition",
+    "split the damage into copy and meaning, with intervals, by error family and by token",
+    "backfire decomposition --env all --limit 48 --out runs/split",
+    (*ON_MODEL, *ON_ITEMS, DELTA, *RUNNING),
+    run,
+)

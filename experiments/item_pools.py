@@ -1,0 +1,73 @@
+"""The environments' own decision points, all of them, before any selection.
+
+CodeRepair's come from executing thousands of programs. A pool that was built once is kept beside the converted
+checkpoints, under a key of everything it depends on (seed, problems, the code that makes it, the Python that ran it),
+and read back: the next command starts at once, and has the same items however busy the machine was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import envs.coderepair
+import envs.sandbox
+import probes.coderepair_items
+from envs.coderepair.problems import Problem, bundled_problems, load_problems
+from experiments.durable import writing
+from experiments.options import existing
+from experiments.places import checkpoint_cache
+from experiments.progress import bar
+from probes.coderepair_items import build_coderepair_items
+from probes.items import Item, dump_items, load_items
+from probes.toolshed_items import build_toolshed_items
+
+logger = logging.getLogger(__name__)
+
+
+def read_pool(args: argparse.Namespace) -> list[Item]:
+    """All items of the file that --items names, or of the environments that --env names.
+
+    Raises:
+        InputError: a file is missing or malformed, or the sandbox cannot work here.
+    """
+    path = existing(args.items, "items")
+    if path:
+        return load_items(path)
+    pool: list[Item] = []
+    if args.env in ("toolshed", "all"):
+        pool += build_toolshed_items(args.seed)
+    if args.env in ("coderepair", "all"):
+        problems = load_problems(args.problems) if args.problems else bundled_problems()
+        pool += executed_once(args.seed, problems, checkpoint_cache(), getattr(args, "quiet", False))
+    return pool
+
+
+def executed_once(seed: int, problems: Sequence[Problem], cache_dir: Path, quiet: bool) -> list[Item]:
+    """CodeRepair's items, executed now or read back."""
+    place = cache_dir / "items" / f"coderepair-{pool_key(seed, problems)[:24]}.jsonl"
+    if place.is_file():
+        return load_items(place)
+    logger.info("executing the mutants of %d programs, once: %s", len(problems), place)
+    with bar("execute", quiet) as told:
+        items = build_coderepair_items(seed, problems, on_progress=told)
+    with writing(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    dump_items(items, place)
+    return items
+
+
+def pool_key(seed: int, problems: Sequence[Problem]) -> str:
+    """SHA-256 over all that the pool follows from."""
+    sources = [Path(probes.coderepair_items.__file__)]
+    for room in (envs.coderepair, envs.sandbox):
+        sources += sorted(Path(str(room.__file__)).parent.rglob("*.py"))
+    code = [hashlib.sha256(source.read_bytes()).hexdigest() for source in sources]
+    described = [seed, [asdict(problem) for problem in problems], code, list(sys.version_info[:2])]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()

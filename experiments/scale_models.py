@@ -1,0 +1,95 @@
+"""`backfire scaling`: the decomposition on many models, one folder each, then one table and G against size.
+
+RUN/MODEL/ is a whole decomposition run, resumed like any other; RUN/scaling.csv, scaling_fit.csv and summary.csv
+put them together. A model that is done is not loaded again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments import decompose_items
+from experiments.options import DELTA, DEVICE, DTYPE, ON_ITEMS, RUNNING, Option, Report, Study
+from experiments.progress import progress
+from experiments.records import EXACT_FLOATS, config_hash, read_run
+from experiments.session import open_folder, require_out
+from experiments.tables import frame_text
+from mech.errors import InputError
+from probes.scaling import fit_scaling, scaling_table
+from probes.stats import corrected
+
+MODELS = Option(
+    "models", str, "smollm2-135m-q4", "names, folders, .gguf files or hub ids, with commas between"
+)
+SHOWN = ("G", "copy", "sem", "p_repeat_fail")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Measure each model that is not measured yet, then write the tables over all of them."""
+    names = [name.strip() for name in args.models.split(",") if name.strip()]
+    folders = folder_names(names)
+    out = require_out(args)
+    with open_folder(STUDY, args) as folder:
+        identities: dict[str, dict[str, Any]] = {}
+        for name in progress(names, len(names), "models", args.quiet):
+            place = out / folders[name]
+            one = argparse.Namespace(**{**vars(args), "model": name, "out": place})
+            if not is_done(place, decompose_items.STUDY.settings(one)):
+                decompose_items.measured(one)
+                gc.collect()  # the next model is loaded when this one is gone
+            identities[name] = read_run(place)["studies"]["decomposition"]["provenance"]["model"]
+        summaries = [read_summary(out / folders[name]) for name in names]
+        parameters = {one["name"]: float(one["n_parameters"]) for one in identities.values()}
+        table = scaling_table(summaries, parameters)
+        fits = fit_scaling(table)
+        folder.write_table("scaling", table)
+        folder.write_table("scaling_fit", fits)
+        folder.write_table("summary", corrected(pd.concat(summaries, ignore_index=True)))
+        folder.finish({"models": identities})
+    shown = table[table["measure"].isin(SHOWN)].pivot_table(
+        index=["env", "n_parameters", "model"], columns="measure", values="mean"
+    )
+    return Report(f"{frame_text(shown.reset_index())}\n\n{frame_text(fits)}\nwritten to {out}")
+
+
+def folder_names(names: list[str]) -> dict[str, str]:
+    """Model → its folder in the run.
+
+    Raises:
+        InputError: no model is named, or one twice, or two would share a folder.
+    """
+    if not names:
+        raise InputError("Name at least one model with --models A,B,C.")
+    found = {name: re.sub(r"[^A-Za-z0-9._-]+", "-", name.rstrip("/").rpartition("/")[2]) for name in names}
+    if len(set(names)) < len(names) or len(set(found.values())) < len(names):
+        raise InputError("A model is named twice in --models (or two share the last part of their names).")
+    return found
+
+
+def is_done(place: Path, settings: Mapping[str, Any]) -> bool:
+    """Whether the folder holds a finished decomposition run with these settings."""
+    if not (place / "run.json").is_file():
+        return False
+    found = read_run(place)["studies"].get("decomposition", {})
+    return bool(found.get("done")) and found["config_hash"] == config_hash(settings)
+
+
+def read_summary(place: Path) -> pd.DataFrame:
+    """summary.csv of one model's run."""
+    return pd.read_csv(place / "summary.csv", keep_default_na=False, na_values=[""], **EXACT_FLOATS)
+
+
+STUDY = Study(
+    "scaling",
+    "run the decomposition on many models and fit G against their size",
+    "backfire scaling --models smollm2-135m,smollm2-360m,qwen2.5-0.5b --env all --limit 48 --out runs/scaling",
+    (MODELS, DTYPE, DEVICE, *ON_ITEMS, DELTA, *RUNNING),
+    run,
+)

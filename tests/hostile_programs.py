@@ -1,0 +1,828 @@
+"""Programs that mean harm, each with the outcomes that are right for it. Data only: nothing here is run on import.
+
+Markers are replaced before a run: `@OUTSIDE@` a folder of the host that holds `victim` and `secret`, `@PORT@` a TCP
+and UDP port on which the host listens, `@SOCKET@` the path of its unix socket, `@COOKIE@` a word by which a process
+can be found, `@SECRET@` is never put into a program: it is what programs must not find.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from textwrap import dedent
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """One program. `expect`: right outcomes. `alone`: right ones where no process can be started, if they differ.
+
+    `needs`: what the kernel must hold ("files", "network", "processes") for the program to be let loose.
+    """
+
+    name: str
+    expect: tuple[str, ...]
+    program: str
+    tests: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
+
+    @property
+    def endless(self) -> bool:
+        """Whether it may run until its time is up."""
+        return "timeout" in self.expect + self.alone
+
+
+def _program(name: str, expect: str, program: str, *tests: str, needs: str = "", alone: str = "") -> Hostile:
+    return Hostile(
+        name,
+        tuple(expect.split()),
+        dedent(program).lstrip("\n"),
+        tests,
+        tuple(needs.split()),
+        tuple(alone.split()),
+    )
+
+
+TIME = (
+    _program("loop", "timeout", "while True:\n    pass\n"),
+    _program("loop in a test", "timeout", "def f():\n    while True:\n        pass\n", "assert True", "f()"),
+    _program("loop in C, sum", "timeout", "import itertools\nsum(itertools.repeat(0))\n"),
+    _program("loop in C, pow", "timeout", "pow(3, (1 << 400000) - 1, (1 << 400000) + 1)\n"),
+    _program("loop in C, regex", "timeout", "import re\nre.match(r'(a+)+$', 'a' * 60 + 'b')\n"),
+    _program("sleep", "timeout", "import time\ntime.sleep(10000)\n"),
+    _program("stop itself", "timeout", "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n"),
+    _program(
+        "wait for a lock",
+        "timeout",
+        "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()\n",
+    ),
+    _program(
+        "signals ignored",
+        "timeout",
+        """
+        import signal
+        for each in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(each, signal.SIG_IGN)
+        while True:
+            pass
+        """,
+    ),
+    _program(
+        "signals handled and blocked",
+        "timeout",
+        """
+        import signal
+        for each in (signal.SIGTERM, signal.SIGALRM, signal.SIGXCPU, signal.SIGHUP):
+            signal.signal(each, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while True:
+            pass
+        """,
+    ),
+    _program(
+        "message that never ends",
+        "timeout",
+        """
+        class Slow(Exception):
+            def __str__(self):
+                while True:
+                    pass
+        raise Slow
+        """,
+    ),
+    _program("read from a pipe of its own", "timeout", "import os\nos.read(os.pipe()[0], 1)\n"),
+)
+
+RESOURCES = (
+    _program(
+        "fork bomb", "runtime_error timeout", "import os\nwhile True:\n    os.fork()\n", needs="processes"
+    ),
+    _program(
+        "fork bomb that does not give up",
+        "timeout",
+        """
+        import os
+        while True:
+            try:
+                os.fork()
+            except OSError:
+                pass
+        """,
+        needs="processes",
+    ),
+    _program(
+        "thread bomb",
+        "runtime_error",
+        "import threading, time\nwhile True:\n    threading.Thread(target=time.sleep, args=(100,)).start()\n",
+        needs="processes",
+    ),
+    _program("memory, list", "memory_limit", "hoard = []\nwhile True:\n    hoard.append('x' * 1_000_000)\n"),
+    _program("memory, bytearray", "memory_limit", "bytearray(100_000_000_000)\n"),
+    _program("memory, mmap", "memory_limit", "import mmap\nmmap.mmap(-1, 1 << 40)\n"),
+    _program(
+        "memory, in a test",
+        "memory_limit",
+        "def f(n):\n    return [0] * n\n",
+        "assert f(3)",
+        "assert f(1 << 36)",
+    ),
+    _program(
+        "memory, caught",
+        "passed",
+        """
+        hoard = []
+        try:
+            while True:
+                hoard.append('x' * 1_000_000)
+        except MemoryError:
+            size, hoard = len(hoard), None
+        """,
+        "assert 0 < size < 200",
+    ),
+    _program(
+        "memory, in a grandchild",
+        "passed",
+        """
+        import os
+        child = os.fork()
+        if child == 0:
+            try:
+                hoard = bytearray(100_000_000_000)
+            except MemoryError:
+                os._exit(7)
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        """,
+        "assert os.WEXITSTATUS(status) == 7",
+        needs="processes",
+        alone="runtime_error",
+    ),
+    _program(
+        "raise its own limits",
+        "runtime_error",
+        """
+        import resource
+        resource.setrlimit(resource.RLIMIT_CPU, (1000, 1000))
+        """,
+    ),
+    _program("output", "output_limit", "while True:\n    print('x' * 1000)\n"),
+    _program("errors", "output_limit", "import sys\nwhile True:\n    sys.stderr.write('x' * 1000)\n"),
+    _program(
+        "output and errors at once",
+        "output_limit",
+        """
+        import os, threading
+        def flood(descriptor):
+            while True:
+                os.write(descriptor, b'x' * 100_000)
+        threading.Thread(target=flood, args=(1,)).start()
+        flood(2)
+        """,
+    ),
+    _program("output in one write", "output_limit", "import os\nos.write(1, b'x' * 50_000_000)\n"),
+    _program("output, then pass", "output_limit", "print('x' * 200_000)\n", "assert True"),
+    _program(
+        "output by a daemon thread",
+        "passed output_limit",
+        """
+        import threading
+        def flood():
+            while True:
+                print('x')
+        threading.Thread(target=flood, daemon=True).start()
+        """,
+        "assert True",
+    ),
+    _program(
+        "huge file",
+        "runtime_error",
+        """
+        with open('big', 'wb') as file:
+            while True:
+                file.write(b'x' * 100_000)
+        """,
+    ),
+    _program("huge hole", "runtime_error", "with open('big', 'wb') as file:\n    file.truncate(1 << 40)\n"),
+    _program(
+        "many files",
+        "runtime_error passed",  # the folder in memory has room for a thousand
+        "for i in range(1500):\n    open(f'file{i}', 'w').close()\n",
+    ),
+    _program(
+        "deep folders",
+        "runtime_error passed",
+        "import os\nfor i in range(600):\n    os.mkdir('deeper')\n    os.chdir('deeper')\n",
+    ),
+)
+
+ENDINGS = (
+    _program("exit()", "exited", "exit()\n", "assert False"),
+    _program("quit()", "exited", "quit()\n", "assert False"),
+    _program("sys.exit(0)", "exited", "import sys\nsys.exit(0)\n", "assert False"),
+    _program("os._exit(0)", "exited", "import os\nos._exit(0)\n", "assert False"),
+    _program(
+        "SystemExit in the tested function",
+        "exited",
+        "def f():\n    raise SystemExit(0)\n",
+        "assert f() == 1",
+    ),
+    _program("os._exit in the second test", "exited", "import os\n", "assert True", "os._exit(0)"),
+    _program("KeyboardInterrupt", "exited", "raise KeyboardInterrupt\n", "assert False"),
+    _program(
+        "another program",
+        "exited",
+        "import os\nos.execv('/bin/true', ['true'])\n",
+        "assert False",
+        needs="processes",
+    ),
+    _program(
+        "os._exit in a thread",
+        "exited",
+        "import os, threading, time\nthreading.Thread(target=os._exit, args=(0,)).start()\ntime.sleep(100)\n",
+    ),
+    _program(
+        "message that exits",
+        "exited",
+        """
+        import os
+        class Gone(Exception):
+            def __str__(self):
+                os._exit(0)
+        raise Gone
+        """,
+    ),
+    _program("SIGKILL to itself", "killed", "import os\nos.kill(os.getpid(), 9)\n"),
+    _program("SIGSEGV to itself", "killed", "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"),
+    _program("abort", "killed", "import os\nos.abort()\n"),
+    _program("kill its group", "killed", "import os\nos.kill(0, 9)\n", needs="processes"),
+    _program("close every descriptor", "exited", "import os\nos.closerange(0, 10000)\n", "assert True"),
+    _program(
+        "close the outputs", "passed", "import os\nos.close(1)\nos.close(2)\nprint('x')\n", "assert True"
+    ),
+    _program(
+        "thread that never ends",
+        "passed",
+        """
+        import threading, time
+        threading.Thread(target=time.sleep, args=(10000,)).start()
+        """,
+        "assert True",
+    ),
+    _program(
+        "atexit that hangs",
+        "passed",
+        "import atexit, time\natexit.register(time.sleep, 10000)\n",
+        "assert True",
+    ),
+    _program(
+        "__del__ that hangs",
+        "passed",
+        """
+        class Sticky:
+            def __del__(self):
+                while True:
+                    pass
+        kept = Sticky()
+        """,
+        "assert kept",
+    ),
+    _program(
+        "generator that will not close",
+        "passed",
+        """
+        def numbers():
+            while True:
+                try:
+                    yield 1
+                except GeneratorExit:
+                    pass
+        kept = numbers()
+        """,
+        "assert next(kept) == 1",
+    ),
+    _program("reads its input", "runtime_error", "input()\n"),
+)
+
+FORGERIES = (
+    _program(
+        "success in words",
+        "exited",
+        """
+        import os
+        print('PASSED\\n1 passed in 0.01s\\nOK', flush=True)
+        os._exit(0)
+        """,
+        "assert False",
+    ),
+    _program(
+        "success on every descriptor",
+        "exited",
+        """
+        import os
+        for descriptor in range(3, 256):
+            for word in (b'passed', b'PASSED', b'ready', b't9', b'd6:passed0:0:', bytes(32) + b'passed'):
+                try:
+                    os.write(descriptor, word)
+                except OSError:
+                    pass
+        os._exit(0)
+        """,
+        "assert False",
+    ),
+    _program(
+        "noise on every descriptor, then an honest pass",
+        "passed",
+        """
+        import os
+        for descriptor in range(3, 256):
+            try:
+                os.write(descriptor, b'noise')
+            except OSError:
+                pass
+        """,
+        "assert True",
+    ),
+    _program(
+        "a failure of its own making",
+        "test_failure exited",
+        """
+        import os
+        fields = ('test_failure', 'AssertionError', 'mine', 'tests.py', '1', '<module>')
+        os.write(3, b'd' + b''.join(b'%d:%b' % (len(each), each.encode()) for each in fields))
+        os._exit(0)
+        """,
+        "assert False",
+    ),
+    _program(
+        "read the nonce from the channel",
+        "exited",
+        """
+        import os, socket
+        for descriptor in range(3, 256):
+            try:
+                os.set_blocking(descriptor, False)
+                os.write(descriptor, os.read(descriptor, 32) + b'passed')
+            except OSError:
+                pass
+        os._exit(0)
+        """,
+        "assert False",
+    ),
+    _program(
+        "look for the nonce in frames",
+        "exited",
+        """
+        import os, sys
+        def bytes_in(value, depth=0):
+            if isinstance(value, bytes):
+                yield value
+            elif depth < 4:
+                parts = ()
+                if isinstance(value, dict):
+                    parts = list(value.values())
+                elif isinstance(value, (list, tuple, set, frozenset)):
+                    parts = list(value)
+                elif hasattr(value, '__defaults__'):
+                    closure = [cell.cell_contents for cell in value.__closure__ or ()]
+                    parts = [value.__defaults__, value.__kwdefaults__, closure, value.__code__.co_consts]
+                for part in parts:
+                    yield from bytes_in(part, depth + 1)
+        found, frame = set(), sys._getframe()
+        while frame:
+            for place in (frame.f_locals, frame.f_globals, frame.f_builtins, frame.f_code.co_consts):
+                found.update(bytes_in(place))
+            frame = frame.f_back
+        for secret in found:
+            for start in range(0, max(1, min(len(secret), 100) - 31)):
+                os.write(3, secret[start:start + 32] + b'passed')
+        os._exit(0)
+        """,
+        "assert False",
+    ),
+    _program("look for the nonce with gc", "runtime_error", "import gc\ngc.get_objects()\n"),
+    _program(
+        "look for the nonce with ctypes", "runtime_error", "import ctypes\nctypes.string_at(id(b''), 64)\n"
+    ),
+    _program(
+        "look for the nonce in /proc/self/mem",
+        "runtime_error",
+        "open('/proc/self/mem', 'rb').read(1)\n",
+    ),
+    _program(
+        "look with another interpreter in the process",
+        "runtime_error",
+        """
+        import importlib
+        for name in ('_xxsubinterpreters', '_interpreters', '_testcapi'):
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                continue
+            break
+        else:
+            raise ImportError('none')
+        """,
+    ),
+    _program("trace the code beneath it", "runtime_error", "import sys\nsys.settrace(lambda *_: None)\n"),
+    _program(
+        "jump in the code beneath it",
+        "runtime_error",
+        """
+        import sys
+        if not hasattr(sys, 'monitoring'):  # before Python 3.12 only a trace function may jump
+            sys.settrace(lambda *_: None)
+        step = sys._getframe().f_back
+        def jump(code, line):
+            if code is step.f_code:
+                sys._getframe(1).f_lineno = code.co_firstlineno + 9
+        events = sys.monitoring.events
+        sys.monitoring.use_tool_id(1, 'jump')
+        sys.monitoring.register_callback(1, events.LINE, jump)
+        sys.monitoring.set_events(1, events.LINE)
+        """,
+        "assert 1 == 2",
+    ),
+    _program(
+        "a child that passes in its parent's place",
+        "exited",
+        """
+        import os
+        if os.fork():
+            os.wait()
+            os._exit(0)
+        """,
+        "assert True",
+        needs="processes",
+        alone="runtime_error",
+    ),
+    _program(
+        "replace builtins",
+        "test_failure",
+        """
+        import builtins, json, os, sys
+        for name in ('exec', 'compile', 'all', 'map', 'isinstance', 'issubclass', 'str', 'type', 'len', 'getattr'):
+            setattr(builtins, name, lambda *_, **__: True)
+        builtins.AssertionError = builtins.BaseException = builtins.Exception = None
+        os.write = os._exit = json.dumps = json.loads = sys.exc_info = lambda *_, **__: None
+        """,
+        "assert 1 == 2",
+    ),
+    _program(
+        "replace what lies beneath it",
+        "test_failure runtime_error exited",
+        """
+        import sys
+        frame = sys._getframe().f_back
+        while frame:
+            for place in (frame.f_builtins, frame.f_globals):
+                for name, value in list(place.items()):
+                    if callable(value):
+                        place[name] = lambda *_, **__: True
+            for name in list(frame.f_locals):
+                try:
+                    frame.f_locals[name] = ()
+                except Exception:
+                    pass
+            frame = frame.f_back
+        """,
+        "assert 1 == 2",
+    ),
+    _program(
+        "rewrite the functions beneath it",
+        "test_failure exited",
+        """
+        import sys
+        def always(*_, **__):
+            return True
+        frame = sys._getframe().f_back
+        while frame:
+            for value in [*frame.f_locals.values(), *frame.f_globals.values()]:
+                if hasattr(value, '__code__'):
+                    try:
+                        value.__code__ = always.__code__
+                    except Exception:
+                        pass
+            frame = frame.f_back
+        """,
+        "assert 1 == 2",
+    ),
+    _program(
+        "an output that lies",
+        "passed",
+        """
+        import sys
+        class Liar:
+            def write(self, text):
+                raise OSError
+            flush = close = write
+        sys.stdout = sys.stderr = sys.__stdout__ = Liar()
+        """,
+        "assert True",
+    ),
+    _program("no modules left", "test_failure", "import sys\nsys.modules.clear()\n", "assert 1 == 2"),
+)
+
+OTHERS = (
+    _program(
+        "kill its parent",
+        "passed runtime_error",  # in its namespace the parent is beyond signals; elsewhere the call is denied
+        "import os\nos.kill(os.getppid(), 9)\n",
+        "assert True",
+        needs="processes",
+    ),
+    _program("kill everyone", "runtime_error", "import os\nos.kill(-1, 9)\n", needs="processes"),
+    _program(
+        "kill one after another",
+        "passed",
+        """
+        import os
+        for pid in range(1, 40000):
+            if pid != os.getpid():
+                try:
+                    os.kill(pid, 9)
+                except OSError:
+                    pass
+        """,
+        "assert True",
+        needs="processes",
+    ),
+    _program(
+        "write outside", "runtime_error", "open('@OUTSIDE@/victim', 'w').write('gone')\n", needs="files"
+    ),
+    _program("add outside", "runtime_error", "open('@OUTSIDE@/new', 'w').write('here')\n", needs="files"),
+    _program("delete outside", "runtime_error", "import os\nos.remove('@OUTSIDE@/victim')\n", needs="files"),
+    _program(
+        "change outside",
+        "passed",
+        """
+        import os
+        victim = '@OUTSIDE@/victim'
+        open('mine', 'w').close()
+        tries = (
+            lambda: os.chmod(victim, 0),
+            lambda: os.chmod('@OUTSIDE@', 0),
+            lambda: os.utime(victim, (0, 0)),
+            lambda: os.truncate(victim, 0),
+            lambda: os.close(os.open(victim, os.O_RDONLY | os.O_TRUNC)),
+            lambda: os.rename(victim, victim + '2'),
+            lambda: os.rename('mine', victim),
+            lambda: os.link(victim, 'link'),
+            lambda: os.symlink('mine', '@OUTSIDE@/link'),
+            lambda: os.mkdir('@OUTSIDE@/folder'),
+            lambda: os.setxattr(victim, 'user.x', b'1'),
+            lambda: os.chown(victim, 1, 1),
+        )
+        done = 0
+        for each in tries:
+            try:
+                each()
+            except OSError:
+                continue
+            done += 1
+        """,
+        "assert done == 0",
+        needs="files",
+    ),
+    _program(
+        "write everywhere",
+        "passed",
+        """
+        import os
+        written = []
+        library = os.path.dirname(os.__file__)
+        for folder in ('/', '/etc', '/usr', '/var', '/var/tmp', '/dev', '/dev/shm', '/run', '..', library):
+            try:
+                open(folder + '/backfire-was-here', 'w').close()
+            except OSError:
+                continue
+            written.append(folder)
+        """,
+        "assert written == []",
+        needs="files",
+    ),
+    _program(
+        "read a secret file", "runtime_error", "print(open('@OUTSIDE@/secret').read())\n", needs="files"
+    ),
+    _program(
+        "read the environment",
+        "passed",
+        """
+        import glob, os
+        texts = [repr(dict(os.environ)).encode()]
+        for path in glob.glob('/proc/*/environ') + ['/proc/%d/environ' % os.getppid()]:
+            try:
+                texts.append(open(path, 'rb').read())
+            except OSError:
+                pass
+        found = [part for text in texts for part in text.split(b'\\0') if b'BACKFIRE_' in part]
+        print(found)
+        """,
+        "assert os.environ == {} and found == []",
+        needs="files",
+    ),
+    _program(
+        "a link to outside left behind",
+        "passed runtime_error",
+        """
+        import os
+        os.symlink('@OUTSIDE@', 'link')
+        os.mkdir('folder')
+        os.symlink('@OUTSIDE@', 'folder/link')
+        """,
+        "assert True",
+        needs="files",
+    ),
+    _program(
+        "write through a link",
+        "runtime_error",
+        """
+        import os
+        os.symlink('@OUTSIDE@/victim', 'link')
+        open('link', 'w').write('gone')
+        """,
+        needs="files",
+    ),
+    _program(
+        "lock its folder",
+        "passed",
+        """
+        import os
+        os.mkdir('inner')
+        open('inner/file', 'w').close()
+        os.chmod('inner', 0)
+        os.chmod('.', 0)
+        """,
+        "assert True",
+        needs="processes",
+        alone="runtime_error",
+    ),
+    _program("remove its folder", "runtime_error", "import os\nos.rmdir(os.getcwd())\n", needs="files"),
+    _program(
+        "TCP",
+        "runtime_error",
+        "import socket\nsocket.create_connection(('127.0.0.1', @PORT@))\n",
+        needs="network",
+    ),
+    _program(
+        "UDP",
+        "runtime_error",
+        """
+        import socket
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'here', ('127.0.0.1', @PORT@))
+        """,
+        needs="network",
+    ),
+    _program(
+        "unix socket",
+        "runtime_error",
+        """
+        import socket
+        socket.socket(socket.AF_UNIX).connect('@SOCKET@')
+        """,
+        needs="network",
+    ),
+    _program(
+        "unix datagram through a pair",
+        "runtime_error",
+        """
+        import socket
+        socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].connect('@SOCKET@')
+        """,
+        needs="network",
+    ),
+    _program(
+        "listen",
+        "runtime_error",
+        """
+        import socket
+        socket.socket().bind(('127.0.0.1', 0))
+        """,
+        needs="network",
+    ),
+    _program(
+        "grandchild that outlives it",
+        "passed",
+        """
+        import os
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.execv('/bin/sleep', ['@COOKIE@', '600'])
+            os._exit(0)
+        os.wait()
+        """,
+        "assert True",
+        needs="processes",
+        alone="runtime_error",
+    ),
+    _program(
+        "grandchild that keeps the pipes",
+        "passed",
+        """
+        import os, time
+        if os.fork() == 0:
+            os.setsid()
+            time.sleep(600)
+            os._exit(0)
+        """,
+        "assert True",
+        needs="processes",
+        alone="runtime_error",
+    ),
+    _program(
+        "grandchild that writes on",
+        "passed output_limit",
+        """
+        import os
+        if os.fork() == 0:
+            os.setsid()
+            while True:
+                os.write(1, b'x' * 100)
+        """,
+        "assert True",
+        needs="processes",
+        alone="runtime_error",
+    ),
+    _program(
+        "ordinary child",
+        "passed",
+        """
+        import subprocess
+        said = subprocess.run(['/bin/echo', 'hello'], capture_output=True, text=True).stdout
+        """,
+        "assert said == 'hello\\n'",
+        needs="processes",
+        alone="runtime_error",
+    ),
+    _program("another root", "runtime_error", "import os\nos.chroot('.')\n", needs="processes"),
+)
+
+TEXTS = (
+    _program("recursion", "runtime_error", "def f(n):\n    return f(n + 1)\n", "assert f(0)"),
+    _program(
+        "recursion without a limit",
+        "runtime_error memory_limit killed",  # the interpreter's stack overflows, or its memory ends
+        "import sys\nsys.setrecursionlimit(10**9)\ndef f(n):\n    return f(n + 1)\n",
+        "assert f(0)",
+    ),
+    _program("recursion in C", "runtime_error", "x = []\nfor _ in range(100_000):\n    x = [x]\nrepr(x)\n"),
+    _program("null byte", "syntax_error", "x = 1\0\n"),
+    _program("surrogate", "syntax_error", "x = '\udc80'\n"),
+    _program("nested too deeply", "syntax_error", "x = " + "(" * 1000 + ")" * 1000 + "\n"),
+    _program(
+        "negated too often",
+        "runtime_error memory_limit killed syntax_error passed",  # every version of the parser has its own end
+        "x = " + "-" * 100_000 + "1\n",
+    ),
+    _program(
+        "a megabyte",
+        "passed",
+        "x = 0\n" + "x += 1  # " + "y" * 90 + "\n" + "# " + "z" * 1_000_000 + "\n",
+        "assert x == 1",
+    ),
+    _program("gigantic message", "runtime_error", "raise ValueError('x' * 20_000_000)\n"),
+    _program("message of surrogates", "runtime_error", "raise ValueError('\\udc80' * 5000)\n"),
+    _program(
+        "message that cannot be made",
+        "runtime_error",
+        """
+        class Bad(Exception):
+            def __str__(self):
+                raise KeyError('no')
+        raise Bad
+        """,
+    ),
+    _program(
+        "message of a strange type",
+        "runtime_error",
+        """
+        class Text(str):
+            def __getitem__(self, key):
+                return 0
+            def encode(self, *_):
+                return 0
+        class Bad(Exception):
+            def __str__(self):
+                return Text('odd')
+        raise Bad
+        """,
+    ),
+    _program("BaseException", "runtime_error", "class Base(BaseException):\n    pass\nraise Base('base')\n"),
+    _program(
+        "name of a strange type",
+        "runtime_error",
+        """
+        class Meta(type):
+            __name__ = property(lambda cls: 1 / 0)
+            __mro__ = property(lambda cls: 1 / 0)
+        class Odd(Exception, metaclass=Meta):
+            __class__ = property(lambda self: 1 / 0)
+            __traceback__ = property(lambda self: 1 / 0)
+            def __getattribute__(self, name):
+                raise SystemExit
+        raise Odd('odd')
+        """,
+    ),
+    _program("every byte", "passed", "import os\nos.write(1, bytes(range(256)))\n", "assert True"),
+)
+
+HOSTILE = (*TIME, *RESOURCES, *ENDINGS, *FORGERIES, *OTHERS, *TEXTS)

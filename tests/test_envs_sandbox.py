@@ -1,0 +1,609 @@
+"""The sandbox: right verdicts on ordinary and hostile programs, an unharmed host, nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+
+import pytest
+
+from envs.errors import InputError
+from envs.sandbox import OUTCOMES, ExecResult, Frame, Limits, Sandbox
+from tests.hostile_programs import HOSTILE, Hostile
+
+# What a program is held by: all that this kernel offers; without namespaces; by nothing of the kernel's.
+HELD_BY = {"all": ("namespace", "seccomp", "landlock"), "filters": ("seccomp", "landlock"), "guard": ()}
+NOT_HELD = {"network": "none", "files": "none", "processes": "limits"}
+ROOMY = Limits(wall_s=20.0, cpu_s=10, memory_mb=128, file_mb=1)
+TIGHT = replace(ROOMY, wall_s=1.0)
+SECRET = "BACKFIRE_SECRET=swordfish"
+COOKIE = f"backfire-cookie-{os.getpid()}"
+CONTENT = "untouched\n"
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(ROOMY, workers=2) as made:
+        yield made
+
+
+def outcome(result: ExecResult) -> tuple[str, str, str]:
+    return result.outcome, result.exception, result.message
+
+
+# Ordinary programs
+
+
+def test_a_right_program_passes_and_a_wrong_one_fails_its_first_wrong_test(sandbox: Sandbox) -> None:
+    program = "def double(x):\n    return 2 * x\n"
+    right = sandbox.run(program, ["assert double(2) == 4", "assert double(0) == 0"])
+    assert (right.outcome, right.n_passed, right.n_tests) == ("passed", 2, 2)
+    assert (right.exception, right.message, right.frames) == ("", "", ())
+    assert 0 < right.wall_s < ROOMY.wall_s and not right.truncated
+    wrong = sandbox.run(program, ["assert double(2) == 4", "assert double(1) == 3, 'got 2'", "1 / 0"])
+    assert outcome(wrong) == ("test_failure", "AssertionError", "got 2")
+    assert (wrong.n_passed, wrong.n_tests) == (1, 3)
+    assert wrong.frames == (Frame("tests.py", 2, "<module>", "assert double(1) == 3, 'got 2'"),)
+    assert sandbox.run("x = 1", []).outcome == "passed"
+
+
+def test_an_exception_in_the_program_names_every_frame_in_it(sandbox: Sandbox) -> None:
+    program = (
+        "import json\n\n\ndef first(text):\n    # a comment\n    return inner(text)\n\n\n"
+        "def inner(text):\n    return json.loads(text)\n"
+    )
+    result = sandbox.run(program, ["first('1')", "if True:\n    pass\n", "first('no')"])
+    assert outcome(result) == (
+        "runtime_error",
+        "JSONDecodeError",
+        "Expecting value: line 1 column 1 (char 0)",
+    )
+    assert result.n_passed == 2
+    assert result.frames == (  # a test of two lines takes two; those of `json` itself are left out
+        Frame("tests.py", 4, "<module>", "first('no')"),
+        Frame("solution.py", 6, "first", "return inner(text)"),
+        Frame("solution.py", 10, "inner", "return json.loads(text)"),
+    )
+    early = sandbox.run("x = 1\nx.y\n", ["assert True"])
+    assert outcome(early) == ("runtime_error", "AttributeError", "'int' object has no attribute 'y'")
+    assert early.frames == (Frame("solution.py", 2, "<module>", "x.y"),) and early.n_passed == 0
+
+
+def test_only_an_assertion_of_a_test_itself_is_a_test_failure(sandbox: Sandbox) -> None:
+    own = sandbox.run("def f(x):\n    assert x > 0, 'positive'\n    return x\n", ["assert f(-1)"])
+    assert outcome(own) == ("runtime_error", "AssertionError", "positive")
+    assert [(frame.file, frame.function) for frame in own.frames] == [
+        ("tests.py", "<module>"),
+        ("solution.py", "f"),
+    ]
+    library = sandbox.run("import unittest\n", ["unittest.TestCase().assertEqual(1, 2)"])
+    assert outcome(library)[:2] == ("runtime_error", "AssertionError")
+    helper = sandbox.run("x = 1", ["def check():\n    assert x == 2\ncheck()"])
+    assert helper.outcome == "test_failure" and helper.frames[-1] == Frame(
+        "tests.py", 2, "check", "assert x == 2"
+    )
+    assert sandbox.run("x = 1", ["raise ValueError(3)"]).outcome == "runtime_error"
+
+
+def test_a_syntax_error_has_one_place(sandbox: Sandbox) -> None:
+    result = sandbox.run("def f(x)\n    return x\n", ["assert f(1)"])
+    assert (result.outcome, result.exception, result.n_passed) == ("syntax_error", "SyntaxError", 0)
+    assert result.message.startswith("expected ':'")
+    assert result.frames == (Frame("solution.py", 1, "<module>", "def f(x)"),)
+    indented = sandbox.run("x = 1\n  y = 2\n", [])
+    assert (indented.outcome, indented.exception) == ("syntax_error", "IndentationError")
+    assert indented.frames == (Frame("solution.py", 2, "<module>", "y = 2"),)
+    late = sandbox.run("\nexec('x = = 1')\n", [])
+    assert (late.outcome, late.exception) == ("runtime_error", "SyntaxError")
+    assert late.frames == (Frame("solution.py", 2, "<module>", "exec('x = = 1')"),)
+    in_test = sandbox.run("x = 1", ["assert x", "assert x ="])
+    assert (in_test.outcome, in_test.exception, in_test.n_passed) == ("runtime_error", "SyntaxError", 1)
+    assert in_test.frames == (Frame("tests.py", 2, "<module>", "assert x ="),)
+
+
+def test_setup_comes_between_program_and_tests(sandbox: Sandbox) -> None:
+    program = "math = None\ndef area(r):\n    return 3 * r * r\n"
+    assert sandbox.run(program, ["assert math.isclose(area(1), 3)"], ["import math"]).outcome == "passed"
+    missing = sandbox.run(program, ["assert True"], ["import no_such_module"])
+    assert outcome(missing) == ("runtime_error", "ModuleNotFoundError", "No module named 'no_such_module'")
+    assert missing.n_passed == 0 and missing.frames == ()
+
+
+def test_the_program_is_a_module_that_is_not_main(sandbox: Sandbox) -> None:
+    program = (
+        "import dataclasses, sys\n"
+        "@dataclasses.dataclass\nclass Point:\n    x: 'int'\n"
+        "if __name__ == '__main__':\n    sys.exit(1)\n"
+    )
+    tests = [
+        "assert Point(1).x == 1",
+        "assert sys.modules[__name__].Point is Point",
+        "assert sys.argv == ['solution.py']",
+    ]
+    assert sandbox.run(program, tests).outcome == "passed"
+
+
+def test_output_is_kept_as_it_was_written(sandbox: Sandbox) -> None:
+    result = sandbox.run(
+        "import sys, os\nprint('ä' * 3)\nprint('oops', file=sys.stderr)\n", ["os.write(1, b'\\xff')"]
+    )
+    assert result.outcome == "passed"
+    assert result.stderr == "oops\n" and sorted(result.stdout) == sorted("äää\n\\xff")
+
+
+def test_runs_share_nothing_and_are_deterministic(sandbox: Sandbox) -> None:
+    program = "import builtins, os\nseen = os.listdir('.')\nopen('left', 'w').close()\nbuiltins.left = 1\n"
+    tests = ["assert seen == []", "print(hash('text'), list({'a', 'b', 'c', 'd'}))"]
+    results = [sandbox.run(program, tests) for _ in range(5)]
+    assert {result.outcome for result in results} == {"passed"}
+    assert len({result.stdout for result in results}) == 1
+    assert sandbox.run("import builtins\n", ["assert not hasattr(builtins, 'left')"]).outcome == "passed"
+
+
+def test_a_deep_recursion_keeps_both_ends(sandbox: Sandbox) -> None:
+    result = sandbox.run("def f(n):\n    return g(n)\ndef g(n):\n    return f(n + 1)\n", ["f(0)"])
+    assert (result.outcome, result.exception) == ("runtime_error", "RecursionError")
+    assert result.message.startswith("maximum recursion depth exceeded")
+    assert len(result.frames) == 20
+    assert result.frames[0] == Frame("tests.py", 1, "<module>", "f(0)")
+    assert result.frames[1] == Frame("solution.py", 2, "f", "return g(n)")
+    assert {frame.function for frame in result.frames[10:]} == {"f", "g"}
+
+
+def test_messages_are_bounded_and_always_text(sandbox: Sandbox) -> None:
+    long = sandbox.run("raise ValueError('x' * 1_000_000)", [])
+    assert outcome(long)[:2] == ("runtime_error", "ValueError") and set(long.message) == {"x"}
+    assert 1000 <= len(long.message) <= 5000
+    bad = sandbox.run("class Bad(Exception):\n    def __str__(self):\n        raise KeyError\nraise Bad", [])
+    assert outcome(bad) == ("runtime_error", "Bad", "<exception str() failed>")
+    odd = sandbox.run("raise ValueError('\\udc80 and \\0')", [])
+    assert odd.message == "\\udc80 and \0"
+    exact = sandbox.run("raise KeyError('two\\nlines')", [])
+    assert exact.message == "'two\\nlines'"
+
+
+def test_a_result_is_a_frozen_value(sandbox: Sandbox) -> None:
+    result = sandbox.run("x = 1", [])
+    with pytest.raises(FrozenInstanceError):
+        result.__setattr__("outcome", "passed")
+    assert hash(result) == hash(replace(result)) and result.outcome in OUTCOMES
+    assert result.isolation == sandbox.isolation
+
+
+def test_a_hundred_programs_two_at_a_time_keep_their_order(sandbox: Sandbox) -> None:
+    jobs = [(f"def f():\n    return {i}\n", [f"assert f() == {i if i % 3 else -1}"]) for i in range(100)]
+    results = sandbox.run_many(jobs)
+    assert [result.outcome for result in results] == [
+        "passed" if i % 3 else "test_failure" for i in range(100)
+    ]
+    assert [result.frames[0].source for result in results[::3]] == [tests[0] for _, tests in jobs[::3]]
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: Limits(wall_s=0.0), "wall_s must be a positive number"),
+        (lambda: Limits(memory_mb=-1), "memory_mb must be a positive number"),
+        (lambda: Limits(wall_s=float("nan")), "wall_s must be a positive number"),
+        (lambda: Sandbox(workers=0), "at least one worker"),
+        (lambda: Sandbox(allow=["magic"]), "allow takes a list of namespace, seccomp, landlock"),
+        (lambda: Sandbox().run("x = 1", "assert x"), "tests are a list of strings"),
+        (lambda: Sandbox().run_many([("x = 1", "assert x")]), "tests are a list of strings"),
+        (lambda: Sandbox().run("x = 1", [], "import x"), "setup are a list of strings"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(call: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        call()
+
+
+# Limits
+
+
+def test_memory_is_limited_above_a_fresh_interpreter() -> None:
+    with Sandbox(replace(ROOMY, memory_mb=100), workers=1) as sandbox:
+        fits, exceeds = (
+            sandbox.run(f"block = bytearray({mb} << 20)\n", ["assert block"]) for mb in (90, 110)
+        )
+        assert (fits.outcome, exceeds.outcome) == ("passed", "memory_limit")
+        assert exceeds.exception == "MemoryError" and exceeds.frames[-1].line == 1
+
+
+def test_the_processor_limit_is_a_timeout_even_when_its_signal_is_ignored() -> None:
+    plain = "while True:\n    pass\n"
+    ignoring = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\n" + plain
+    with Sandbox(Limits(wall_s=60.0, cpu_s=1), workers=2) as sandbox:
+        results = sandbox.run_many([(plain, []), (ignoring, [])])
+    assert [result.outcome for result in results] == ["timeout", "timeout"]
+    assert all(0.5 < result.wall_s < 50 for result in results)
+
+
+def test_as_many_processes_as_allowed_can_be_started() -> None:
+    program = """
+import os, time
+started = []
+try:
+    while len(started) < 20:
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(60)
+            os._exit(0)
+        started.append(pid)
+except OSError as error:
+    refused = error.errno
+"""
+    with Sandbox(replace(ROOMY, processes=5), workers=1) as sandbox:
+        result = sandbox.run(program, ["print(len(started), refused)"])
+        if result.isolation.processes == "namespace":
+            assert result.stdout in ("5 11\n", "0 11\n")  # none where root's processes cannot be counted
+        else:
+            assert result.stdout != "5 11\n" and result.isolation.processes in ("seccomp", "limits")
+
+
+def test_too_little_memory_to_start_is_a_memory_limit() -> None:
+    with Sandbox(replace(ROOMY, memory_mb=1), workers=1) as sandbox:
+        big = sandbox.run("x = '" + "y" * 4_000_000 + "'\n", [])
+    assert outcome(big)[:2] == ("memory_limit", "MemoryError")
+
+
+def script(text: str, *arguments: str) -> str:
+    """What a script prints in an interpreter of its own, with this project in its path."""
+    root = str(Path(__file__).resolve().parent.parent)
+    command = [sys.executable, "-c", f"import sys\nsys.path.insert(0, {root!r})\n{text}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_limit_that_this_machine_does_not_grant_becomes_the_one_it_grants() -> None:
+    said = script("""
+import resource
+from envs.sandbox import Limits, Sandbox
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+with Sandbox(Limits(file_mb=64), workers=1) as sandbox:
+    for size in (1 << 10, 2 << 20):
+        print(sandbox.run(f"with open('file', 'wb') as file:\\n    file.write(bytes({size}))", []).outcome)
+""")
+    assert said == "passed\nruntime_error\n"
+
+
+# Hostile programs
+
+
+class Host:
+    """What must come to no harm, and what must not be reached."""
+
+    def __init__(self, folder: Path) -> None:
+        self.outside = folder / "outside"
+        self.outside.mkdir()
+        for name, text in (("victim", CONTENT), ("secret", SECRET)):
+            (self.outside / name).write_text(text)
+        self.before = self.state()
+        self.tcp, self.udp = socket.socket(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.tcp.bind(("127.0.0.1", 0))
+        self.port = self.tcp.getsockname()[1]
+        self.udp.bind(("127.0.0.1", self.port))
+        self.unix = socket.socket(socket.AF_UNIX)
+        self.unix_path = str(folder / "s")
+        self.unix.bind(self.unix_path)
+        for listener in (self.tcp, self.unix):
+            listener.listen()
+        for each in (self.tcp, self.udp, self.unix):
+            each.setblocking(False)
+
+    def state(self) -> list[tuple[object, ...]]:
+        """Names, modes, owners, times and contents of all that lies outside."""
+        found = []
+        for path in [self.outside, *sorted(self.outside.rglob("*"))]:
+            status = path.lstat()
+            content = path.read_text() if path.is_file() else ""
+            found.append((path.name, status.st_mode, status.st_uid, status.st_mtime_ns, content))
+        return found
+
+    def reached(self) -> list[str]:
+        """Which listeners anything arrived at."""
+        tries = {"tcp": self.tcp.accept, "unix": self.unix.accept, "udp": lambda: self.udp.recv(100)}
+        found = []
+        for name, receive in tries.items():
+            try:
+                receive()
+            except BlockingIOError:
+                continue
+            found.append(name)
+        return found
+
+    def close(self) -> None:
+        for each in (self.tcp, self.udp, self.unix):
+            each.close()
+
+    def program(self, hostile: Hostile) -> str:
+        words = {
+            "@OUTSIDE@": str(self.outside),
+            "@PORT@": str(self.port),
+            "@SOCKET@": self.unix_path,
+            "@COOKIE@": COOKIE,
+        }
+        text = hostile.program
+        for word, value in words.items():
+            text = text.replace(word, value)
+        return text
+
+
+class Raid:
+    """All hostile programs that may be let loose under one way of holding them, run; and the host afterwards."""
+
+    def __init__(self, folder: Path, allow: tuple[str, ...]) -> None:
+        self.host = Host(folder)
+        self.results: dict[str, ExecResult] = {}
+        with Sandbox(ROOMY, 2, allow=allow) as roomy, Sandbox(TIGHT, 4, allow=allow) as tight:
+            self.isolation = roomy.isolation
+            for sandbox, endless in ((roomy, False), (tight, True)):
+                let_loose = [each for each in HOSTILE if each.endless is endless and self.holds(each)]
+                if not allow and endless:
+                    let_loose = let_loose[:4]  # a second each
+                jobs = [(self.host.program(each), each.tests) for each in let_loose]
+                results = sandbox.run_many(jobs)
+                self.results.update(zip((each.name for each in let_loose), results, strict=True))
+            self.cookies = running(COOKIE)  # while the sandbox is open: ended with their program, not with it
+        self.after, self.reached = self.host.state(), self.host.reached()
+        self.host.close()
+
+    def holds(self, hostile: Hostile) -> bool:
+        return all(getattr(self.isolation, aspect) != NOT_HELD[aspect] for aspect in hostile.needs)
+
+
+def running(word: str) -> list[int]:
+    """Processes whose command line has the word."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if word.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:  # ended meanwhile
+            continue
+    return found
+
+
+@pytest.fixture(scope="module", params=list(HELD_BY))
+def raid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raid]:
+    folder = tmp_path_factory.mktemp("raid")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*SECRET.split("="))
+        temporary = folder / "temporary"
+        temporary.mkdir(mode=0o755)
+        patch.setattr(tempfile, "tempdir", str(temporary))
+        yield Raid(folder, HELD_BY[request.param])
+        assert list(temporary.iterdir()) == []  # no folder remains
+
+
+def test_there_are_many_hostile_programs() -> None:
+    assert len(HOSTILE) >= 30 and len({each.name for each in HOSTILE}) == len(HOSTILE)
+    assert {word for each in HOSTILE for word in each.expect + each.alone} <= set(OUTCOMES)
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda each: each.name)
+def test_a_hostile_program_gets_its_right_verdict(raid: Raid, hostile: Hostile) -> None:
+    if not raid.holds(hostile):
+        # Never let loose: the statement that the kernel does not hold this is the guarantee.
+        words = {aspect: getattr(raid.isolation, aspect) for aspect in hostile.needs}
+        assert any(words[aspect] == NOT_HELD[aspect] for aspect in hostile.needs), words
+        return
+    if hostile.name not in raid.results:
+        assert hostile.endless and raid.isolation.processes == "limits"
+        return
+    result = raid.results[hostile.name]
+    alone = hostile.alone and raid.isolation.processes != "namespace"
+    assert result.outcome in (hostile.alone if alone else hostile.expect), result
+    limits = TIGHT if hostile.endless else ROOMY
+    assert result.wall_s < limits.wall_s + 1.0
+    assert result.n_passed <= result.n_tests == len(hostile.tests)
+    assert len(result.stdout) <= limits.output_kb << 12 and len(result.message) < 50_000
+    assert SECRET not in result.stdout + result.stderr + result.message
+    repr(result).encode()  # text that can be written
+
+
+def test_the_host_is_unharmed(raid: Raid) -> None:
+    assert raid.after == raid.host.before
+    assert raid.reached == []
+    assert raid.cookies == []
+    assert not any(
+        Path(folder, "backfire-was-here").exists() for folder in ("/", "/etc", "/usr", "/dev", "/dev/shm")
+    )
+
+
+def test_isolation_is_stated_in_known_words(raid: Raid) -> None:
+    assert raid.isolation.network in ("namespace", "seccomp", "none")
+    assert raid.isolation.files in ("namespace", "landlock", "none")
+    assert raid.isolation.processes in ("namespace", "seccomp", "limits")
+    assert {result.isolation for result in raid.results.values()} == {raid.isolation}
+
+
+def test_nothing_is_claimed_that_is_not_allowed() -> None:
+    for allow in ((), ("landlock",)):
+        with Sandbox(workers=1, allow=allow) as sandbox:
+            assert (sandbox.isolation.network, sandbox.isolation.processes) == ("none", "limits")
+    assert sandbox.isolation.files in ("landlock", "none")
+    sandbox.close()
+
+
+def test_a_kernel_that_refuses_namespaces_is_noticed() -> None:
+    """In a process that may not unshare, as in many containers, the filters take over."""
+    with Sandbox(workers=1, allow=("seccomp", "landlock")) as sandbox:
+        filters = sandbox.isolation
+    if filters.processes != "seccomp":
+        assert filters.network == "none"  # this kernel has no filter to refuse with
+        return
+    said = script("""
+import os, struct
+from envs.sandbox import Sandbox, kernel
+from envs.sandbox.syscalls import numbers
+unshare = numbers(os.uname().machine)["unshare"]
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, unshare), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)]
+kernel.renounce_privileges()
+kernel.install_filter(b"".join(struct.pack("=HBBI", *step) for step in steps))
+with Sandbox(workers=1) as sandbox:
+    print(sandbox.isolation.network, sandbox.isolation.processes, sandbox.run("x = 1", ["assert x"]).outcome)
+""")
+    assert said == "seccomp seccomp passed\n"
+
+
+# Nothing remains
+
+
+def children() -> set[int]:
+    here = os.getpid()
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(path.read_text().rpartition(")")[2].split()[1]) == here:
+                found.add(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
+
+
+@pytest.mark.parametrize("allow", HELD_BY.values(), ids=HELD_BY)
+def test_a_closed_sandbox_leaves_no_process_folder_or_descriptor(
+    allow: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gc.collect()
+    before = children(), descriptors()
+    with Sandbox(TIGHT, workers=2, allow=allow) as sandbox:
+        sandbox.run_many([("open('file', 'w').close()", []), ("1 / 0", []), ("while True:\n    pass", [])])
+    assert (children(), descriptors()) == before and list(tmp_path.iterdir()) == []
+    sandbox.close()  # twice does no harm
+    with pytest.raises(KeyError), Sandbox(TIGHT, workers=1, allow=allow) as sandbox:
+        sandbox.run("x = 1", [])
+        raise KeyError
+    assert (children(), descriptors()) == before and list(tmp_path.iterdir()) == []
+    forgotten = Sandbox(TIGHT, workers=1, allow=allow)
+    forgotten.run("x = 1", [])
+    del forgotten
+    gc.collect()
+    assert (children(), descriptors()) == before and list(tmp_path.iterdir()) == []
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_a_server_that_is_killed_is_started_again_and_no_row_is_lost() -> None:
+    known = children()
+    with Sandbox(ROOMY, workers=1) as sandbox:
+        assert sandbox.run("x = 1", []).outcome == "passed"
+        killed: list[int] = []
+
+        def kill(times: int) -> None:
+            for _ in range(times):
+                assert wait_until(lambda: bool(children() - known - set(killed)))
+                time.sleep(0.5)
+                server = (children() - known - set(killed)).pop()
+                killed.append(server)
+                os.kill(server, signal.SIGKILL)
+
+        for times, expected in ((1, "passed"), (2, "killed")):
+            thread = threading.Thread(target=kill, args=(times,))
+            thread.start()
+            result = sandbox.run("import time\ntime.sleep(1.5)\n", ["assert True"])
+            thread.join()
+            assert (result.outcome, result.n_tests) == (expected, 1)
+        assert len(killed) == 3
+        assert sandbox.run("x = 1", ["assert x"]).outcome == "passed"
+    assert children() == known
+
+
+@pytest.mark.parametrize("allow", HELD_BY.values(), ids=HELD_BY)
+def test_what_runs_ends_with_a_client_that_is_killed(allow: tuple[str, ...], tmp_path: Path) -> None:
+    script = f"""
+import sys, tempfile
+sys.path.insert(0, sys.argv[1])
+tempfile.tempdir = sys.argv[2]
+from envs.sandbox import Limits, Sandbox
+with Sandbox(Limits(wall_s=300.0, cpu_s=300), workers=1, allow={allow!r}) as sandbox:
+    sandbox.run("x = 1", [])
+    print("running", flush=True)
+    sandbox.run("while True:\\n    pass", [])
+"""
+    root = str(Path(__file__).resolve().parent.parent)
+    command = [sys.executable, "-c", script, root, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None and client.stdout.readline() == b"running\n"
+        time.sleep(0.5)
+        family = descendants(client.pid)
+        assert len(family) >= 3  # a server, a referee, a program
+        client.kill()
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family))
+    assert wait_until(lambda: list(tmp_path.iterdir()) == [])
+
+
+def descendants(root: int) -> set[int]:
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found = {root}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {root}
+
+
+def test_an_interrupted_run_does_not_answer_the_next_one() -> None:
+    with Sandbox(ROOMY, workers=1) as sandbox:
+        sandbox.run("x = 1", [])
+        timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            sandbox.run("import time\ntime.sleep(3)\nprint('old')\n", [])
+        timer.join()
+        assert sandbox.run("print('new')\n", []).stdout == "new\n"
+
+
+def test_details_that_a_program_forged_are_parsed_strictly() -> None:
+    from envs.sandbox.verdict import Seen
+
+    def detail(*fields: str) -> bytes:
+        return b"d" + b"".join(b"%d:%b" % (len(each), each.encode()) for each in fields)
+
+    good = detail("runtime_error", "ValueError", "m", "tests.py", "3", "f")
+    bad = [
+        detail("passed", "", ""),
+        detail("won", "", ""),
+        detail("runtime_error", "", "", "secret.py", "1", "f"),
+        detail("runtime_error", "", "", "tests.py", "-1", "f"),
+        detail("runtime_error", "", "", "tests.py", "1"),
+        good[:-1],
+        good + b"9999999:x",
+        b"d" + b"1" * 5000,
+        b"d1:",
+        struct.pack("=I", 7),
+    ]
+    for data in bad:
+        seen = Seen(b"n" * 32, 100)
+        seen.message(b"ready")
+        seen.message(data)
+        assert not seen.decided, data
+    seen.message(b"n" * 31 + b"passed")
+    assert not seen.passed
+    seen.message(good)
+    assert seen.detail == ("runtime_error", "ValueError", "m", [("tests.py", 3, "f")])
+    seen.message(b"n" * 32 + b"passed")
+    assert seen.passed
