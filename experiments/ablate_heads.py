@@ -14,32 +14,26 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.find_heads import ranking
-from experiments.item_pools import read_pool
+from experiments.ablating import ALPHA, BY, HOW, REFERENCE, WHERE, replacement
+from experiments.head_choice import choose_heads
 from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive, whole_numbers
 from experiments.progress import progress
 from experiments.records import RunFolder
-from experiments.seeds import py_stream
 from experiments.session import Session, about_items, open_run, open_session
 from experiments.tables import frame_text, meter_text
 from mech.controls import layer_matched
 from mech.errors import InputError
 from mech.heads import HeadSet
-from mech.induction import SCORES, top_heads
-from mech.interventions import NOTHING, Intervention, replace_heads, scale_heads
-from mech.means import MeanZ, mean_z
+from mech.interventions import Intervention
 from probes.dose import against_random, dose_curve, share_removed
 from probes.items import Item
 from probes.measures import measure
 from probes.offtarget import prose_losses
-from probes.scoring import asks, score_item
+from probes.scoring import score_item
 
-HEADS = Option("heads", str, "top:16", "top:K by score, or heads by name: L18H6,L17H3")
-BY = Option("by", str, "prefix_matching", "the score that top: ranks by", SCORES)
-HOW = Option("how", str, "mean", "what z is replaced by at all positions", ("mean", "zero"))
+HEADS = Option("heads", str, "top:16", "top:K by score, heads by name, a head list, not:… or random:…")
 K = Option("k", whole_numbers, None, "with top:K, the sizes of a dose curve in its place: 4,8,16,32")
 CONTROLS = Option("controls", positive, 5, "random layer-matched control sets for each size")
-REFERENCE = Option("reference-items", positive, 16, "items whose contexts the mean is taken over")
 MEASURES = ("G", "copy", "sem", "repair", "margin_shift")
 
 
@@ -62,23 +56,23 @@ def run(args: argparse.Namespace) -> Report:
     """Measure every item under every set, whole sets first, then derive the tables."""
     session = open_session(args)
     sets = head_sets(session, args)
-    mean, reference = reference_mean(session, args)
+    with_what = replacement(session, args)
     about = {
         **about_items(session),
         "sets": {one.label: str(one.heads or "") for one in sets},
         "displaced": {one.label: one.displaced for one in sets if one.displaced},
-        "mean_reference": {"items": reference, "positions": mean.n_positions, "sha256": mean.sha256},
+        "mean_reference": dict(with_what.about),
     }
     derived = {
         "set_sha256": {one.label: one.heads.sha256 for one in sets if one.heads is not None},
-        "mean_sha256": mean.sha256,
+        "mean_sha256": with_what.sha256,
     }
     with open_run(STUDY, args, session.model, about, derived) as folder:
         units = [(one, item) for one in sets for item in [None, *session.items]]
         for one, item in progress(units, len(units), "ablate", args.quiet):
             row_id = f"{one.label}|{item.item_id if item else 'prose'}"
             if row_id not in folder.done_ids("ablations"):
-                change = intervention(one, args.how, mean)
+                change = with_what.intervention(one.heads, args)
                 values = off_target(session, change) if item is None else on_item(session, item, change)
                 folder.append(
                     "ablations", {"id": row_id, "set": one.label, "kind": one.kind, "k": one.k, **values}
@@ -116,36 +110,16 @@ def head_sets(session: Session, args: argparse.Namespace) -> list[Ablated]:
 
 
 def _selected(session: Session, args: argparse.Namespace) -> list[tuple[str, HeadSet]]:
-    if not args.heads.startswith("top:"):
-        if args.k:
-            raise InputError("--k needs a ranking: write --heads top:K, not heads by name.")
-        return [("named", HeadSet.parse(args.heads))]
-    number = args.heads.removeprefix("top:")
-    if not number.isdecimal():
-        raise InputError(
-            f"'{args.heads}' is not a head set: write top:16, or heads by name such as L18H6,L17H3."
-        )
-    scores, _ = ranking(session.model, args.out, args.seed, args.by)
-    return [(f"top{k}", top_heads(scores, k, args.by)) for k in args.k or (int(number),)]
-
-
-def reference_mean(session: Session, args: argparse.Namespace) -> tuple[MeanZ, list[str]]:
-    """Mean z over the `pre` contexts of items of other tasks (of all items where no other task is left)."""
-    measured = {item.task_id for item in session.items}
-    pool = read_pool(args)
-    others = [item for item in pool if item.task_id not in measured] or pool
-    chosen = py_stream(args.seed, "mean reference").sample(others, min(args.reference_items, len(others)))
-    prompts = [
-        asks(session.model, item, ["pre"], session.wording, ["failed"])[0].query.prompt for item in chosen
+    if args.k and not args.heads.startswith("top:"):
+        raise InputError("--k needs a ranking: write --heads top:K, not heads by name.")
+    if args.k:
+        _, _, listed = args.heads.partition("@")
+        specs = {f"top{k}": f"top:{k}@{listed}" if listed else f"top:{k}" for k in args.k}
+    else:
+        specs = {args.heads.replace(":", "") if args.heads.startswith("top:") else "named": args.heads}
+    return [
+        (label, choose_heads(spec, session.model, args, session.rng_for)) for label, spec in specs.items()
     ]
-    return mean_z(session.engine, prompts), [item.item_id for item in chosen]
-
-
-def intervention(one: Ablated, how: str, mean: MeanZ) -> Intervention:
-    """The set's heads taken out at all positions."""
-    if one.heads is None:
-        return NOTHING
-    return replace_heads(one.heads, mean.z, "all") if how == "mean" else scale_heads(one.heads, 0.0, "all")
 
 
 def on_item(session: Session, item: Item, change: Intervention) -> dict[str, Any]:
@@ -195,6 +169,6 @@ STUDY = Study(
     "ablate",
     "take a frozen head set out of the whole run and measure again, beside random layer-matched controls",
     "backfire ablate --heads top:16 --how mean --controls 5 --k 4,8,16,32 --limit 12 --out runs/first",
-    (*ON_MODEL, *ON_ITEMS, HEADS, BY, HOW, K, CONTROLS, REFERENCE, *RUNNING),
+    (*ON_MODEL, *ON_ITEMS, HEADS, BY, HOW, WHERE, ALPHA, K, CONTROLS, REFERENCE, *RUNNING),
     run,
 )

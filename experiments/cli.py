@@ -23,6 +23,8 @@ STUDIES = {
     "heads": "experiments.find_heads",
     "patch": "experiments.patch_heads",
     "ablate": "experiments.ablate_heads",
+    "attribute": "experiments.attribute_heads",
+    "cut": "experiments.cut_edges",
     "compare": "experiments.compare_runs",
     "bench": "experiments.bench",
     "bench-sandbox": "experiments.bench_sandbox",

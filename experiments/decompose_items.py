@@ -10,6 +10,7 @@ import argparse
 
 import pandas as pd
 
+from experiments.ablating import ABLATING, ablation
 from experiments.measuring import Tables, derive, score_all
 from experiments.options import DELTA, ON_ITEMS, ON_MODEL, RUNNING, Report, Study
 from experiments.session import about_items, open_run, open_session
@@ -33,8 +34,11 @@ def run(args: argparse.Namespace) -> Report:
 def measured(args: argparse.Namespace) -> tuple[Tables, str]:
     """The study without its report: the tables, and how much of the model was run."""
     session = open_session(args)
-    with open_run(STUDY, args, session.model, about_items(session)) as folder:
-        score_all(folder, session, lambda item: NAMES, DISTRACTORS_IN, args.quiet)
+    change = ablation(session, args)
+    with open_run(
+        STUDY, args, session.model, {**about_items(session), **change.about}, change.derived
+    ) as folder:
+        score_all(folder, session, lambda item: NAMES, DISTRACTORS_IN, args.quiet, change.intervention)
         tables = derive(folder, session, args.delta)
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
@@ -64,6 +68,6 @@ STUDY = Study(
     "decomposition",
     "split the damage into copy and meaning, with intervals, by error family and by token",
     "backfire decomposition --env all --limit 48 --out runs/split",
-    (*ON_MODEL, *ON_ITEMS, DELTA, *RUNNING),
+    (*ON_MODEL, *ON_ITEMS, *ABLATING, DELTA, *RUNNING),
     run,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 
+from experiments.ablating import ABLATING, ablation
 from experiments.measuring import derive, score_all
 from experiments.options import DELTA, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study
 from experiments.session import about_items, open_run, open_session
@@ -24,11 +25,11 @@ def run(args: argparse.Namespace) -> Report:
     """Score what is missing, derive the tables, print every manipulation's paired change."""
     asked = {*parse_conditions(args.conditions), "pre", "fail"}
     session = open_session(args)
+    change = ablation(session, args)
     choice = Choice([name for name in CONDITIONS if name in asked], session.items)
-    with open_run(
-        STUDY, args, session.model, {**about_items(session), "left_out": choice.left_out}
-    ) as folder:
-        score_all(folder, session, choice.names_of, DISTRACTORS_IN, args.quiet)
+    about = {**about_items(session), "left_out": choice.left_out, **change.about}
+    with open_run(STUDY, args, session.model, about, change.derived) as folder:
+        score_all(folder, session, choice.names_of, DISTRACTORS_IN, args.quiet, change.intervention)
         tables = derive(folder, session, args.delta)
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
@@ -81,6 +82,6 @@ STUDY = Study(
     "manipulations",
     "write the same failure in other ways and measure each against the standard record",
     "backfire manipulations --env toolshed --limit 24 --out runs/split",
-    (*ON_MODEL, *ON_ITEMS, CONDITIONS_ALL, DELTA, *RUNNING),
+    (*ON_MODEL, *ON_ITEMS, *ABLATING, CONDITIONS_ALL, DELTA, *RUNNING),
     run,
 )

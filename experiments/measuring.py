@@ -17,6 +17,7 @@ from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.session import Session
 from mech.errors import InputError
+from mech.interventions import NOTHING, Intervention
 from probes.breakdowns import breakdown, item_attributes
 from probes.conditions import AS_LONG_AS
 from probes.decompose import decompose, equivalences
@@ -25,7 +26,7 @@ from probes.lengths import length_match
 from probes.manipulations import manipulations
 from probes.measures import measure
 from probes.profiles import profiles
-from probes.scoring import Ask, asks, score_item, scored
+from probes.scoring import Ask, asks, question, score_item, scored
 from probes.stats import summarise
 
 
@@ -45,6 +46,7 @@ def score_all(
     names_of: Callable[[Item], Sequence[str]],
     distractors_in: Sequence[str] | None,
     quiet: bool,
+    intervention: Intervention = NOTHING,
 ) -> None:
     """Append the rows of every item under its conditions that are not in the folder yet, an item at a time.
 
@@ -58,28 +60,32 @@ def score_all(
             f"{item.item_id}|{name}|{one}" for name in names for one in scored(item, name, distractors_in)
         ]
         if any(row_id in before for row_id in wanted):
-            _refuse_other_questions(folder, before, _questions(session, item, names, distractors_in))
+            now = asks(
+                session.model,
+                item,
+                names,
+                session.wording,
+                None,
+                intervention,
+                distractors_in,
+                end_of_turn=True,
+            )
+            _refuse_other_questions(folder, before, now)
         done = folder.done_ids("scores")
         if not done.issuperset(wanted):
-            rows = score_item(session.engine, item, names, session.wording, distractors_in=distractors_in)
+            rows = score_item(
+                session.engine, item, names, session.wording, None, intervention, distractors_in
+            )
             folder.append_all("scores", [row for row in rows if row["id"] not in done])
-
-
-def _questions(
-    session: Session, item: Item, names: Sequence[str], distractors_in: Sequence[str] | None
-) -> list[Ask]:
-    return asks(session.model, item, names, session.wording, distractors_in=distractors_in)
 
 
 def _refuse_other_questions(folder: RunFolder, before: Mapping[str, Any], questions: Sequence[Ask]) -> None:
     for ask in questions:
         row = before.get(ask.id)
-        if row is not None and (
-            row["prompt_sha256"] != ask.prompt_sha256 or row["token_ids"] != list(ask.query.action)
-        ):
+        if row is not None and any(row[name] != value for name, value in question(ask).items()):
             raise InputError(
-                f"{folder.path} holds a row '{ask.id}' of another prompt or action (other items or another wording "
-                "under the same ids): choose another --out."
+                f"{folder.path} holds a row '{ask.id}' of another prompt, action or ablation (other items, another "
+                "wording or other heads under the same ids): choose another --out."
             )
 
 

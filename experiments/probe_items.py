@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from experiments.ablating import ABLATING, ablation
 from experiments.measuring import derive, score_all
 from experiments.options import CONDITIONS, DELTA, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study
 from experiments.progress import progress
@@ -46,14 +47,15 @@ def run(args: argparse.Namespace) -> Report:
         raise InputError("--keep says what to keep in the folder of --cache: name one.")
     where = DISTRACTORS_IN if args.distractors == "measured" else None
     session = open_session(args)
+    change = ablation(session, args)
     model, wording = session.model, session.wording
     kinds = [kind for kind in args.keep.split(",") if kind]
     keep = [*sweep_names(model), *everything_names(model, *kinds)]
     points = model.bridge.hook_dict
     for name in keep:
         hook_point(points, name)  # an unknown name is refused before anything is run
-    with open_run(STUDY, args, model, about_items(session)) as folder:
-        score_all(folder, session, lambda item: names, where, args.quiet)
+    with open_run(STUDY, args, model, {**about_items(session), **change.about}, change.derived) as folder:
+        score_all(folder, session, lambda item: names, where, args.quiet, change.intervention)
         if args.cache is not None:
             kept = [name for name in KEPT_CONDITIONS if name in names]
             for item in progress(session.items, len(session.items), "keep", args.quiet):
@@ -69,6 +71,6 @@ STUDY = Study(
     "probe",
     "measure how much a recorded failure raises or lowers the log-probability of repeating it",
     "backfire probe --limit 24 --out runs/first",
-    (*ON_MODEL, *ON_ITEMS, CONDITIONS, DISTRACTORS, DELTA, KEEP, *RUNNING),
+    (*ON_MODEL, *ON_ITEMS, *ABLATING, CONDITIONS, DISTRACTORS, DELTA, KEEP, *RUNNING),
     run,
 )

@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from experiments import decompose_items
+from experiments.ablating import ABLATING
 from experiments.options import DELTA, DEVICE, DTYPE, ON_ITEMS, RUNNING, Option, Report, Study
 from experiments.progress import progress
 from experiments.records import EXACT_FLOATS, config_hash, read_run
@@ -90,6 +91,6 @@ STUDY = Study(
     "scaling",
     "run the decomposition on many models and fit G against their size",
     "backfire scaling --models smollm2-135m,smollm2-360m,qwen2.5-0.5b --env all --limit 48 --out runs/scaling",
-    (MODELS, DTYPE, DEVICE, *ON_ITEMS, DELTA, *RUNNING),
+    (MODELS, DTYPE, DEVICE, *ON_ITEMS, *ABLATING, DELTA, *RUNNING),
     run,
 )

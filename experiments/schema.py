@@ -16,6 +16,22 @@ MEASURES = ("model", "env", "item_id", "task_id", "measure", "value")
 SUMMARY = ("model", "env", "measure", *_INTERVAL, "p", "p_holm")
 HEADS = ("layer", "head")  # and one column per score
 EFFECTS = ("item_id", "direction", "layer", "head", "effect_nats", "share")
+# Exact effects beside their estimates by attribution patching; site z (heads) or mlp_out, which has no head.
+ATTRIBUTION = ("item_id", "task_id", "direction", "site", "layer", "head", "effect_nats", "estimate_nats")
+# scope: item (mean over items) or pooled (of the means over items); statistic: spearman, or recall among the top k.
+SCREENING = (
+    *("site", "direction", "scope", "statistic", "k", "estimate", "ci_lo", "ci_hi"),
+    *("n", "n_clusters", "n_units"),
+)
+FALSE_NEGATIVES = (
+    *("site", "direction", "scope", "item_id", "layer", "head"),
+    *("effect_nats", "estimate_nats", "exact_rank", "estimate_rank"),
+)
+# What a screen of that many units leaves out; worst: of any item.
+SCREEN_MISSES = (
+    *("site", "direction", "screen", "quantity", "k", "mean", "ci_lo", "ci_hi", "worst"),
+    *("n", "n_clusters"),
+)
 ABLATION = ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n")
 
 # by: operator, error_type, template, step or quotes_source; level: a value of it.
@@ -45,6 +61,8 @@ COMPARE = (
     *("paper", "paper_lo", "paper_hi", "paper_n"),
     *("difference", "overlap", "same_sign", "paper_excludes_zero"),
 )
+# share of L(to) - L(pre) that cutting the heads' attention to the sources removes.
+KNOCKOUT = ("sources", "set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats", "n", "n_clusters")
 
 ROWS: dict[str, tuple[str, ...]] = {"scores": SCORES}
 TABLES: dict[str, tuple[str, ...]] = {
@@ -52,6 +70,11 @@ TABLES: dict[str, tuple[str, ...]] = {
     "summary": SUMMARY,
     "heads": HEADS,
     "effects": EFFECTS,
+    "attribution": ATTRIBUTION,
+    "screening": SCREENING,
+    "false_negatives": FALSE_NEGATIVES,
+    "screen_misses": SCREEN_MISSES,
+    "knockout": KNOCKOUT,
     "ablation": ABLATION,
     "breakdown": BREAKDOWN,
     "decomposition": DECOMPOSITION,

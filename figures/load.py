@@ -21,6 +21,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "summary.csv": ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "n"),
     "heads.csv": ("layer", "head", "prefix_matching"),
     "effects.csv": ("item_id", "direction", "layer", "head", "effect_nats", "share"),
+    "attribution.csv": ("item_id", "direction", "site", "layer", "head", "effect_nats", "estimate_nats"),
     "ablation.csv": ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n"),
     "breakdown.csv": ("model", "env", "by", "level", "measure", "mean", "ci_lo", "ci_hi", "n"),
     "manipulations.csv": (
@@ -36,7 +37,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 }
 _TEXT = {
     *("model", "env", "measure", "item_id", "direction", "set", "kind", "by", "level", "condition", "axis"),
-    *("group", "note", "equivalent"),  # true, false or empty
+    *("group", "note", "site", "equivalent"),  # true, false or empty
 }
 # Before pandas 3.1 reading floats exactly is an option; since then it is the default.
 _OLD_PANDAS = tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1)

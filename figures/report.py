@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from figures.attribution import draw_attribution
 from figures.by_family import draw_by_family
 from figures.dose_curve import draw_dose_curve
 from figures.head_map import draw_head_effects, draw_head_scores
@@ -49,6 +50,7 @@ def write_all(
         "head_scores": lambda: draw_head_scores(run, heads),
         "head_effects": lambda: draw_head_effects(run, heads),
         "score_vs_effect": lambda: draw_score_vs_effect(run, heads),
+        "attribution": lambda: draw_attribution(run),
         "dose_curve": lambda: draw_dose_curve(run),
     }
     written: list[Path] = []

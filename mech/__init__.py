@@ -4,17 +4,21 @@ from mech import Engine, Query, load_model
 engine = Engine(load_model("smollm2-135m-q4"))
 """
 
+from mech.attribution import Attribution, attribute
 from mech.engine import Engine, Run
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
-from mech.interventions import NOTHING, Edit, Intervention, replace_heads, scale_heads
+from mech.interventions import NOTHING, Cut, Edit, Intervention, cut_edges, replace_heads, scale_heads
 from mech.load import load_model
 from mech.model import Model
 from mech.patching import patch_heads, patch_sets
 from mech.queries import Query, Score
+from mech.sites import kv_head_of
 
 __all__ = [
     "NOTHING",
+    "Attribution",
+    "Cut",
     "Edit",
     "Engine",
     "Head",
@@ -25,6 +29,9 @@ __all__ = [
     "Query",
     "Run",
     "Score",
+    "attribute",
+    "cut_edges",
+    "kv_head_of",
     "load_model",
     "patch_heads",
     "patch_sets",

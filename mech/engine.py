@@ -20,43 +20,22 @@ from torch import Tensor
 
 from mech import packed, reference
 from mech.capture import shape_rows
+from mech.edits import Site
 from mech.errors import InputError
 from mech.interventions import NOTHING, Intervention
 from mech.model import Model
+from mech.placing import batches
 from mech.queries import Query, Score
+from mech.runs import Meter, Run
+from mech.site_check import CHECKED_AT_LOAD, require_causal
 from mech.store import Store
 from mech.trie import Trie, common_prefix
 from mech.trunk import Trunk
 
+__all__ = ["MAX_NODES", "Engine", "Meter", "Run"]
+
 MAX_NODES = 640
 """Nodes in one packed row: more share the matrix products better, but attention in the row grows with the square."""
-
-
-@dataclass
-class Meter:
-    """Forwards (passes of the model over a row or a sequence) that were run, and that a cache made unnecessary."""
-
-    ran: int = 0
-    saved: int = 0
-
-
-@dataclass(frozen=True)
-class Run:
-    """One query's answer with what was kept of it.
-
-    Attributes:
-        query: the question.
-        score: log-probabilities of the action's tokens.
-        cache: hook name → activation at the candidate positions (shapes: `mech.capture`).
-        at: position set name → such a cache, for further sets ("record", "observation", …) that were asked for.
-        trunk: keys and values of the prompt without its last token, under the query's all-position edits.
-    """
-
-    query: Query
-    score: Score
-    cache: Mapping[str, Tensor]
-    at: Mapping[str, Mapping[str, Tensor]]
-    trunk: Trunk
 
 
 @dataclass
@@ -75,6 +54,7 @@ class Engine:
     slow: bool = False
     meter: Meter = field(default_factory=Meter)
     _trunks: dict[tuple[tuple[int, ...], str], Trunk] = field(default_factory=dict)
+    _sites: set[Site] = field(default_factory=lambda: set(CHECKED_AT_LOAD))
 
     @property
     def store(self) -> Store | None:
@@ -114,16 +94,28 @@ class Engine:
         self._trunks[key] = trunk
         return trunk
 
+    def require_sites(self, sites: Iterable[Site]) -> None:
+        """Make sure, once an engine, that a change at these sites moves the logits; `score` and `run` do it themselves.
+
+        Raises:
+            InputError: the model has no such site, or does not compute with it.
+        """
+        new = set(sites) - self._sites
+        require_causal(self.model, sorted(new))
+        self._sites |= new
+
     def score(self, queries: Sequence[Query], shared: int | None = None) -> list[Score]:
         """Score queries, packed over the prefix they share.
 
         Args:
             queries: any; those under one all-position intervention share a row.
-            shared: length of the prefix kept as trunk; None takes the longest that all prompts share. Giving it makes
-                the arithmetic independent of which other queries came before (rows are then bit-identical).
+            shared: length of the prefix kept as trunk; None takes the longest that all prompts share and that no edit
+                at given positions touches. Giving it makes the arithmetic independent of which other queries came
+                before (rows are then bit-identical).
 
         Raises:
-            InputError: `shared` is longer than the common prefix, or a query than the model's positions.
+            InputError: `shared` is longer than that, a query longer than the model's positions, or an edit's site
+                does not feed the computation.
             FloatingPointError: a logit is not finite.
         """
         self.model.require_room(max((len(query.tokens) for query in queries), default=0))
@@ -138,6 +130,7 @@ class Engine:
             return [
                 Score(kept[f"logprobs.{i}"].numpy(), kept[f"argmax.{i}"].numpy()) for i in range(len(queries))
             ]
+        self.require_sites(_sites(queries))
         before = self.meter.ran
         scores = self._score_slowly(queries) if self.slow else self._score_packed(queries, shared)
         named = {f"logprobs.{i}": torch.from_numpy(score.logprobs) for i, score in enumerate(scores)}
@@ -158,7 +151,7 @@ class Engine:
         for members in groups.values():
             chosen = [queries[index] for index in members]
             trunk = self.trunk(chosen[0].tokens[: self._shared(chosen, shared)], chosen[0].intervention)
-            for batch in _batches(chosen, len(trunk)):
+            for batch in batches(chosen, len(trunk), MAX_NODES):
                 self.meter.ran += 1
                 answers = packed.score_row(self.model, [chosen[i] for i in batch], trunk)
                 scores.update({members[i]: answer for i, answer in zip(batch, answers, strict=True)})
@@ -180,7 +173,8 @@ class Engine:
             at: further position sets by name, absolute positions in the sequence; "candidate" is always kept.
 
         Raises:
-            InputError: an unknown hook name, or a position inside the shared prefix or beyond the sequence.
+            InputError: an unknown hook name, a position inside the shared prefix or beyond the sequence, an edit
+                inside the shared prefix, or of a site that does not feed the computation.
         """
         sets = {name: list(where) for name, where in (at or {}).items()}
         if "candidate" in sets or shared < 0:
@@ -194,6 +188,8 @@ class Engine:
                 raise InputError(
                     f"The {name} positions lie outside the {shared}-{len(query.tokens) - 1} that this run has."
                 )
+        if shared > query.untouched:
+            raise InputError(_touched(query.untouched, shared))
         about = {
             "query": query.key,
             "shared": str(shared),
@@ -212,6 +208,7 @@ class Engine:
         self, query: Query, keep: Sequence[str], shared: int, sets: Mapping[str, Sequence[int]]
     ) -> dict[str, Tensor]:
         """One chain over the trunk; everything it leaves, by name, ready to be stored."""
+        self.require_sites(_sites([query]))
         trunk = self.trunk(query.tokens[:shared], query.intervention)
         trie = Trie(len(trunk))
         path = packed.insert(trie, query)
@@ -221,10 +218,10 @@ class Engine:
         self.meter.ran += 1
         nodes = [path[position - shared] for position in query.candidate]
         [score] = packed.read_scores(self.model, done.resid, [nodes], [query.action])
-        prompt = len(query.prompt) - 1 - shared
+        frozen = query.untouched - shared
         out = {"logprobs": torch.from_numpy(score.logprobs), "argmax": torch.from_numpy(score.argmax)}
         out |= _named(
-            keys=[k[:, :, :prompt] for k in done.keys], values=[v[:, :, :prompt] for v in done.values]
+            keys=[k[:, :, :frozen] for k in done.keys], values=[v[:, :, :frozen] for v in done.values]
         )
         for name, activation in done.kept.items():
             for label, where in sets.items():
@@ -244,7 +241,8 @@ class Engine:
         sets: Mapping[str, Sequence[int]],
     ) -> Run:
         base = self.trunk(query.tokens[:shared], query.intervention)
-        trunk = base.extend(query.prompt[shared:-1], self._layers(kept, "keys"), self._layers(kept, "values"))
+        tokens = query.prompt[shared : query.untouched]
+        trunk = base.extend(tokens, self._layers(kept, "keys"), self._layers(kept, "values"))
         caches = {
             label: {name: kept[f"{name}|{label}"].to(self.model.device) for name in keep} for label in sets
         }
@@ -264,25 +262,22 @@ class Engine:
     @staticmethod
     def _shared(queries: Sequence[Query], shared: int | None) -> int:
         longest = common_prefix([query.prompt[:-1] for query in queries])
+        untouched = min(query.untouched for query in queries)
         if shared is None:
-            return longest
+            return min(longest, untouched)
         if not 0 <= shared <= longest:
             raise InputError(f"These queries share {longest} tokens, not {shared}.")
+        if shared > untouched:
+            raise InputError(_touched(untouched, shared))
         return shared
 
 
-def _batches(queries: Sequence[Query], trunk_length: int) -> list[list[int]]:
-    """Consecutive queries whose trie stays within MAX_NODES; one query alone may exceed it."""
-    batches: list[list[int]] = []
-    trie = Trie(trunk_length)
-    for index, query in enumerate(queries):
-        packed.insert(trie, query)
-        if not batches or len(trie) > MAX_NODES:
-            trie = Trie(trunk_length)
-            packed.insert(trie, query)
-            batches.append([])
-        batches[-1].append(index)
-    return batches
+def _sites(queries: Sequence[Query]) -> set[Site]:
+    return {edit.site for query in queries for edit in query.intervention.without_cuts}
+
+
+def _touched(untouched: int, shared: int) -> str:
+    return f"An edit acts from position {untouched} on: {shared} tokens cannot be shared under it."
 
 
 def _named(**stacks: Sequence[Tensor]) -> dict[str, Tensor]:

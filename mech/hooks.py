@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
+from mech.edits import Cut, Edit
 from mech.errors import InputError
-from mech.interventions import Edit
 from mech.model import Model
+from mech.sites import require_fit
 
 HookFunction = Callable[[Tensor, Any], "Tensor | None"]
 """`(activation, hook_point) -> replacement or None`: None leaves the activation as it is."""
@@ -98,54 +100,88 @@ def _counting(function: HookFunction, point: HookPoint, count: HookCount, index:
 
 @dataclass(frozen=True)
 class Placement:
-    """An edit and where it lands in this run: positions along the row, or None for all of them."""
+    """A change and where it lands in this run.
 
-    edit: Edit
+    Attributes:
+        edit: what is changed.
+        rows: [place], the nodes of its positions along the row (its destinations, for a cut); None for all of them.
+        columns: [source], for a cut: the columns of its sources (trunk first, then the row's nodes).
+    """
+
+    edit: Edit | Cut
     rows: Tensor | None
+    columns: Tensor | None = None
 
 
 def edit_hooks(model: Model, placements: Sequence[Placement]) -> list[tuple[str, HookFunction]]:
     """One hook a touched site and layer, carrying out every placement there in order; for runs of batch size 1.
 
     Raises:
-        InputError: an edit's head does not exist, or its value has another width than the activation.
+        InputError: a change that this model cannot carry out (`mech.sites.require_fit`).
     """
     grouped: dict[str, list[Placement]] = {}
     for placement in placements:
-        _require_fit(model, placement.edit)
+        require_fit(model, placement.edit)
         grouped.setdefault(placement.edit.hook_name, []).append(placement)
     return [(name, _apply(model, group)) for name, group in grouped.items()]
 
 
-def _require_fit(model: Model, edit: Edit) -> None:
-    """An edit of a head beyond the last would change nothing, and read as "no effect"."""
-    if edit.head is not None and not 0 <= edit.head < model.n_heads:
-        raise InputError(
-            f"L{edit.layer}H{edit.head} does not exist: the model has heads 0-{model.n_heads - 1} a layer."
-        )
-    width = model.d_model if edit.head is None else model.d_head
-    if edit.value is not None and edit.value.shape[-1] != width:
-        raise InputError(
-            f"A value for {edit.hook_name} must be {width} wide, this one is {edit.value.shape[-1]}."
-        )
-
-
 def _apply(model: Model, group: Sequence[Placement]) -> HookFunction:
-    def function(activation: Tensor, hook: Any) -> Tensor:
-        if activation.ndim != 3 or activation.shape[0] != 1:
-            raise HookMissed(
-                f"'{hook.name}' carries {tuple(activation.shape)} where [1, pos, width] is expected."
-            )
+    """The hook of one site and layer: its placements are all edits or all cuts."""
+
+    def edit_all(activation: Tensor, hook: Any) -> Tensor:
+        _require_axes(activation, 3, "[1, pos, width]", hook)
         edited = activation.clone()
         for placement in group:
-            edit = placement.edit
-            rows = slice(None) if placement.rows is None else placement.rows
-            columns = slice(None)
-            if edit.head is not None:
-                columns = slice(edit.head * model.d_head, (edit.head + 1) * model.d_head)
-            target = edited[0, rows, columns]
-            value = edit.alpha * target if edit.value is None else edit.value.to(edited).expand_as(target)
-            edited[0, rows, columns] = value
+            if isinstance(placement.edit, Edit):
+                _edit(model, edited, placement.edit, placement.rows)
         return edited
 
-    return function
+    def cut_all(scores: Tensor, hook: Any) -> Tensor:
+        _require_axes(scores, 4, "[1, head, dest_pos, src_pos]", hook)
+        cut = scores.clone()
+        for placement in group:
+            if isinstance(placement.edit, Cut):
+                cut[0][_edges(placement, placement.edit, cut)] = -torch.inf
+        for placement in group:
+            if isinstance(placement.edit, Cut):
+                _require_an_edge(model, cut, placement.edit, placement.rows)
+        return cut
+
+    return cut_all if isinstance(group[0].edit, Cut) else edit_all
+
+
+def _require_axes(activation: Tensor, ndim: int, axes: str, hook: Any) -> None:
+    if activation.ndim != ndim or activation.shape[0] != 1:
+        raise HookMissed(f"'{hook.name}' carries {tuple(activation.shape)} where {axes} is expected.")
+
+
+def _edit(model: Model, activation: Tensor, edit: Edit, at: Tensor | None) -> None:
+    """Write one edit into the activation [1, pos, width]."""
+    rows = slice(None) if at is None else at
+    columns = slice(None)
+    if edit.head is not None:
+        columns = slice(edit.head * model.d_head, (edit.head + 1) * model.d_head)
+    target = activation[0, rows, columns]
+    value = edit.alpha * target if edit.value is None else edit.value.to(activation).expand_as(target)
+    activation[0, rows, columns] = value
+
+
+def _edges(placement: Placement, cut: Cut, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The index of a cut's scores in [head, dest_pos, src_pos]."""
+    if placement.rows is None or placement.columns is None:
+        raise ValueError("A cut needs the rows of its destinations and the columns of its sources.")
+    heads = torch.tensor(cut.heads, device=scores.device)
+    return heads[:, None, None], placement.rows[:, None], placement.columns
+
+
+def _require_an_edge(model: Model, scores: Tensor, cut: Cut, rows: Tensor | None) -> None:
+    """A softmax over nothing is NaN, or the same weight for every hidden position: no result at all."""
+    heads = torch.tensor(cut.heads, device=scores.device)
+    seen = scores[0][heads[:, None], rows] > torch.finfo(model.dtype).min / 2
+    lost = (~seen.any(-1)).nonzero()
+    if len(lost):
+        raise InputError(
+            f"L{cut.layer}H{cut.heads[int(lost[0, 0])]} has no edge left at {len(lost[lost[:, 0] == lost[0, 0]])} of "
+            "its destination positions: cut fewer sources, or begin behind them."
+        )

@@ -9,13 +9,21 @@ For a position t of the second half, whose token first stood at t − L:
     duplicate_token   attention from t to t − L, the first occurrence itself
     copying           what the head's output through W_O, the final norm frozen, adds to the logit of the token it
                       should copy (r at t − L + 1), minus its mean over all r of the sequence; in logits
+    ov_copying        the same of the OV circuit alone: what the value of a first-half token s, taken with attention 1,
+                      adds to the logit of the very token at s, minus its mean over all r; logits per unit of attention
+    copy_suppression  minus that, weighted by the attention the head does pay: how far it lowers the logits of the r it
+                      attends to, in logits; above 0 for a negative head, below 0 for a copying one
 
 Attention scores are means of probabilities over second-half positions and sequences, each in [0, 1]. Definitions as in
-Olsson et al. 2022 ("In-context Learning and Induction Heads") and Elhage et al. 2021 (direct logit attribution).
+Olsson et al. 2022 ("In-context Learning and Induction Heads") and Elhage et al. 2021 (direct logit attribution, the OV
+circuit W_U W_O W_V; here on the values that flow in the sequence, with their norms, not on W_E alone); negative heads
+as in McDougall et al. 2023 ("Copy Suppression"), whose sign is that of the OV circuit on the attended token. `copying`
+is small where a head attends elsewhere, whatever its circuit does; `ov_copying` says what it would do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +40,9 @@ from mech.heads import Head, HeadSet
 from mech.hooks import HookFunction, hooked
 from mech.model import Model
 
-SCORES = ("prefix_matching", "previous_token", "duplicate_token", "copying")
+ATTENTION_SCORES = ("prefix_matching", "previous_token", "duplicate_token")
+CIRCUIT_SCORES = ("copying", "ov_copying", "copy_suppression")
+SCORES = (*ATTENTION_SCORES, *CIRCUIT_SCORES)
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,11 @@ class RepeatedTokens:
 
 
 def repeated_tokens(model: Model, rng: np.random.Generator, n_sequences: int, length: int) -> RepeatedTokens:
-    """Random sequences repeated once; special tokens (chat markers among them) excluded, no token twice in a half."""
+    """Random sequences repeated once; special tokens (chat markers among them) excluded, no token twice in a half.
+
+    Raises:
+        InputError: fewer than two tokens a half, or more than the vocabulary has.
+    """
     special = set(model.tokenizer.all_special_ids) | {
         index
         for index, token in getattr(model.tokenizer, "added_tokens_decoder", {}).items()
@@ -54,6 +68,8 @@ def repeated_tokens(model: Model, rng: np.random.Generator, n_sequences: int, le
     usable = np.array(
         [index for index in range(min(model.d_vocab, len(model.tokenizer))) if index not in special]
     )
+    if length < 2:
+        raise InputError("A repeated sequence needs two tokens at least for a copy to be foretold.")
     if len(usable) < length:
         raise InputError(f"The vocabulary has {len(usable)} plain tokens, too few for sequences of {length}.")
     half = np.stack([rng.choice(usable, size=length, replace=False) for _ in range(n_sequences)])
@@ -72,30 +88,32 @@ def head_scores(model: Model, sequences: RepeatedTokens) -> pd.DataFrame:
     """
     model.require_eval_mode()
     found: dict[str, Tensor] = {}
+    dest = list(_second_half(sequences))
 
     def attention(layer: int) -> HookFunction:
         def function(pattern: Tensor, hook: Any) -> None:
             for name, offset in (("prefix_matching", -sequences.length + 1), ("previous_token", -1)):
                 found[f"{name}.{layer}"] = _mean_attention(pattern, sequences, offset)
             found[f"duplicate_token.{layer}"] = _mean_attention(pattern, sequences, -sequences.length)
+            found[f"pattern.{layer}"] = pattern[:, :, dest, sequences.lead :]
 
         return function
 
     hooks = [(f"blocks.{layer}.attn.hook_pattern", attention(layer)) for layer in range(model.n_layers)]
-    hooks += capture_hooks(
-        model, [*everything_names(model, "attn.hook_z"), "ln_final.hook_in"], found.__setitem__
-    )
+    names = [*everything_names(model, "attn.hook_z", "attn.hook_v"), "ln_final.hook_in"]
+    names += [
+        f"blocks.{layer}.ln1_post.hook_in" for layer in range(model.n_layers) if _ln1_post(model, layer)
+    ]
+    hooks += capture_hooks(model, names, found.__setitem__)
     with hooked(model, hooks, fires=1):
         model.bridge(sequences.tokens)
     rows = []
     for layer in range(model.n_layers):
-        copying = _copying(
-            model, layer, found[f"blocks.{layer}.attn.hook_z"], found["ln_final.hook_in"], sequences
-        )
+        circuit = _circuit_scores(model, layer, found, sequences)
         for head in range(model.n_heads):
             row: dict[str, float] = {"layer": layer, "head": head}
-            row |= {name: float(found[f"{name}.{layer}"][head]) for name in SCORES[:3]}
-            rows.append(row | {"copying": float(copying[head])})
+            row |= {name: float(found[f"{name}.{layer}"][head]) for name in ATTENTION_SCORES}
+            rows.append(row | {name: float(circuit[name][head]) for name in CIRCUIT_SCORES})
     return pd.DataFrame(rows)
 
 
@@ -126,40 +144,94 @@ def _mean_attention(
     return pattern[:, :, dest, dest + offset].mean(dim=(0, 2))
 
 
-def _copying(
-    model: Model, layer: int, z: Tensor, resid: Tensor, sequences: RepeatedTokens
-) -> Float[Tensor, " head"]:
-    """Direct logit effect of each head on the token to copy, over the mean of the sequence's tokens."""
-    dest = torch.tensor(list(_second_half(sequences)), device=z.device)
-    by_head = einops.rearrange(
-        z[:, dest], "batch pos (head d_head) -> batch pos head d_head", head=model.n_heads
-    )
-    out = einops.einsum(
-        by_head, w_o(model, layer), "batch pos head d_head, head d_head d_model -> batch pos head d_model"
-    )
-    # The final norm, frozen at what it does to the real residual stream: centred for LayerNorm, scaled for both.
-    norm = model.bridge.ln_final
-    at = resid[:, dest]
-    if not norm.uses_rms_norm:
-        out, at = out - out.mean(-1, keepdim=True), at - at.mean(-1, keepdim=True)
-    weight = norm.weight + 1 if norm.uses_weight_offset else norm.weight
-    scaled = out / at.pow(2).mean(-1, keepdim=True).add(_epsilon(model)).sqrt()[:, :, None] * weight
+def _circuit_scores(
+    model: Model, layer: int, found: Mapping[str, Tensor], sequences: RepeatedTokens
+) -> dict[str, Float[Tensor, " head"]]:
+    """CIRCUIT_SCORES of one layer: direct effects on the logits of the sequence's tokens, over their mean."""
+    dest = list(_second_half(sequences))
     half = sequences.tokens[:, sequences.lead : sequences.lead + sequences.length]
     original: Any = model.bridge.original_model
     directions = original.get_output_embeddings().weight[half]
-    logits = einops.einsum(
-        scaled, directions, "batch pos head d_model, batch tok d_model -> batch head pos tok"
-    )
+    scale = _frozen_scale(model, layer, found, dest)
+
+    def logits(by_head: Tensor) -> Float[Tensor, "batch head pos tok"]:
+        """What [batch, pos, head, d_head] at the input of W_O adds to the logits of `half`, before `scale`."""
+        out = einops.einsum(
+            by_head, w_o(model, layer), "batch pos head d_head, head d_head d_model -> batch pos head d_model"
+        )
+        return einops.einsum(
+            _through_norms(model, layer, out),
+            directions,
+            "batch pos head d_model, batch tok d_model -> batch head pos tok",
+        )
+
+    z = _by_head(found[f"blocks.{layer}.attn.hook_z"][:, dest], model.n_heads)
+    said = logits(z) * scale[:, None, :, None]
     steps = torch.arange(len(dest), device=z.device)
-    return (logits[:, :, steps, steps + 1] - logits.mean(dim=-1)).mean(dim=(0, 2))
+    copying = (said[:, :, steps, steps + 1] - said.mean(dim=-1)).mean(dim=(0, 2))
+    # A value's own token, over the mean: [batch, head, source], of every source behind the BOS.
+    v = _by_head(found[f"blocks.{layer}.attn.hook_v"][:, sequences.lead :], model.n_kv_heads)
+    carried = logits(v.repeat_interleave(model.n_heads // model.n_kv_heads, dim=2))
+    sources = torch.arange(2 * sequences.length, device=v.device)
+    own = carried[:, :, sources, sources % sequences.length] - carried.mean(dim=-1)
+    unattended = own[:, :, : sequences.length].mean(dim=-1) * scale.mean(dim=-1)[:, None]
+    attended = einops.einsum(
+        found[f"pattern.{layer}"],
+        own,
+        scale,
+        "batch head dest src, batch head src, batch dest -> batch head dest",
+    )
+    return {
+        "copying": copying,
+        "ov_copying": unattended.mean(dim=0),
+        "copy_suppression": -attended.mean(dim=(0, 2)),
+    }
 
 
-def _epsilon(model: Model) -> float:
-    module = model.bridge.ln_final.original_component
+def _by_head(flat: Float[Tensor, "batch pos width"], n_heads: int) -> Float[Tensor, "batch pos head d_head"]:
+    return einops.rearrange(flat, "batch pos (head d_head) -> batch pos head d_head", head=n_heads)
+
+
+def _ln1_post(model: Model, layer: int) -> Any:
+    """The norm between attention output and residual stream (Gemma 3), or None where there is none."""
+    return model.bridge.blocks[layer].submodules.get("ln1_post")
+
+
+def _frozen_scale(
+    model: Model, layer: int, found: Mapping[str, Tensor], dest: Sequence[int]
+) -> Float[Tensor, "batch pos"]:
+    """What the norms on a head's way to the logits multiply it by, frozen at what they do to the real activations."""
+    scale = _inverse_size(model.bridge.ln_final, found["ln_final.hook_in"][:, dest])
+    post = _ln1_post(model, layer)
+    if post is not None:
+        scale = scale * _inverse_size(post, found[f"blocks.{layer}.ln1_post.hook_in"][:, dest])
+    return scale
+
+
+def _inverse_size(norm: Any, at: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos"]:
+    if not norm.uses_rms_norm:
+        at = at - at.mean(-1, keepdim=True)
+    return at.pow(2).mean(-1).add(_epsilon(norm)).rsqrt()
+
+
+def _through_norms(
+    model: Model, layer: int, out: Float[Tensor, "*any d_model"]
+) -> Float[Tensor, "*any d_model"]:
+    """The linear part of those norms: centred for LayerNorm, and the weights."""
+    for norm in (_ln1_post(model, layer), model.bridge.ln_final):
+        if norm is not None:
+            if not norm.uses_rms_norm:
+                out = out - out.mean(-1, keepdim=True)
+            out = out * (norm.weight + 1 if norm.uses_weight_offset else norm.weight)
+    return out
+
+
+def _epsilon(norm: Any) -> float:
+    module = norm.original_component
     for name in ("variance_epsilon", "eps"):
         if name in vars(module):
             return float(vars(module)[name])
-    raise InputError("The final norm does not say its epsilon, so direct logit effects cannot be computed.")
+    raise InputError("A norm does not say its epsilon, so direct logit effects cannot be computed.")
 
 
 def w_o(model: Model, layer: int) -> Float[Tensor, "head d_head d_model"]:

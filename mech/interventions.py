@@ -1,100 +1,57 @@
-"""What is changed in a run, as a value: which activation, where, how, with a fingerprint; no torch hooks here.
+"""What is changed in a run, as a value: a set of edits and cuts with a fingerprint; no torch hooks here.
 
-An `Intervention` is a tuple of `Edit`s. An edit acts on one site of one layer (one head of it for `z`):
+    ablated = scale_heads(heads, 0.0, "all") + cut_edges(heads, record, "candidate")
 
-    value given:  x ← value          (mean, resample and donor patching: they differ in where the value is from)
-    value None:   x ← alpha · x      (alpha = 0 is zero ablation, alpha = 1 changes nothing)
-
-`where` is "all" (every position of the sequence: the shared prefix must be recomputed under it) or "candidate"
-(the n positions whose logits predict the n tokens of the action: the prefix is untouched).
+All changes of an intervention are made in one run, in this order wherever they meet: those at all positions, those at
+positions given by number, those at the candidate positions.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-import torch
 from torch import Tensor
 
+from mech.edits import HOOK_NAMES, Cut, Edit, Site, Where
 from mech.errors import InputError
 from mech.heads import HeadSet
 
-Site = Literal["z", "resid_pre", "mlp_out"]
-Where = Literal["all", "candidate"]
-
-HOOK_NAMES: dict[Site, str] = {
-    "z": "blocks.{layer}.attn.hook_z",
-    "resid_pre": "blocks.{layer}.hook_resid_pre",
-    "mlp_out": "blocks.{layer}.hook_mlp_out",
-}
-"""Site → TransformerLens hook name. `z` is the input slice of the output projection, per query head."""
-
-
-@dataclass(frozen=True, eq=False)
-class Edit:
-    """One change of one activation; two edits are equal when their fingerprints are.
-
-    Attributes:
-        site: the activation, a key of HOOK_NAMES.
-        layer: from 0.
-        head: the query head for `z` (from 0), None for the other sites.
-        where: "all" positions or the "candidate" positions.
-        value: None, or [d] for one value at every position, or [pos, d] for one a candidate position;
-            d is d_head for `z` and d_model otherwise.
-        alpha: the factor used when `value` is None.
-    """
-
-    site: Site
-    layer: int
-    head: int | None
-    where: Where
-    value: Tensor | None = None
-    alpha: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.site not in HOOK_NAMES:
-            raise InputError(f"'{self.site}' is not a site: choose one of {', '.join(HOOK_NAMES)}.")
-        if (self.head is None) == (self.site == "z"):
-            raise InputError(f"An edit of '{self.site}' {'needs' if self.site == 'z' else 'takes no'} head.")
-        if self.value is not None and self.value.ndim == 2 and self.where == "all":
-            raise InputError("An edit at all positions takes one value, not one a position.")
-        if self.value is not None and self.value.ndim not in (1, 2):
-            raise InputError("The value of an edit is [d] or [pos, d].")
-
-    @property
-    def hook_name(self) -> str:
-        """The TransformerLens name of the edited activation."""
-        return HOOK_NAMES[self.site].format(layer=self.layer)
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 over every field, the value's bytes included."""
-        described = [self.site, self.layer, self.head, self.where, self.alpha if self.value is None else None]
-        digest = hashlib.sha256(json.dumps(described).encode())
-        if self.value is not None:
-            digest.update(f"{self.value.dtype}{tuple(self.value.shape)}".encode())
-            digest.update(self.value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+__all__ = [
+    "HOOK_NAMES",
+    "NOTHING",
+    "Cut",
+    "Edit",
+    "Intervention",
+    "Site",
+    "Where",
+    "cut_edges",
+    "merge",
+    "replace_heads",
+    "scale_heads",
+]
 
 
 @dataclass(frozen=True, eq=False)
 class Intervention:
-    """A set of edits made together in one run, those at all positions before those at the candidate positions.
+    """A set of changes made together in one run.
 
-    No two edits have the same site, layer, head and positions: their order would matter, and the fingerprint has none.
+    No two edits have the same site, layer, head and a place in common that is given in the same way ("all",
+    "candidate" or by number): their order would matter, and the fingerprint has none. Cuts may overlap.
     `NOTHING` is the clean run.
     """
 
-    edits: tuple[Edit, ...] = ()
+    edits: tuple[Edit | Cut, ...] = ()
 
     def __post_init__(self) -> None:
-        targets = [(edit.site, edit.layer, edit.head, edit.where) for edit in self.edits]
-        if len(set(targets)) != len(targets):
-            raise InputError("An intervention edits the same activation at the same positions twice.")
+        taken: set[tuple[object, ...]] = set()
+        for edit in self.without_cuts:
+            for place in edit.where if isinstance(edit.where, tuple) else (edit.where,):
+                target = (edit.site, edit.layer, edit.head, place)
+                if target in taken:
+                    raise InputError("An intervention edits the same activation at the same positions twice.")
+                taken.add(target)
 
     @property
     def fingerprint(self) -> str:
@@ -109,9 +66,24 @@ class Intervention:
         return Intervention(tuple(edit for edit in self.edits if edit.where == "all"))
 
     @property
+    def at_positions(self) -> Intervention:
+        """The part that acts at positions given by number."""
+        return Intervention(tuple(edit for edit in self.edits if isinstance(edit.where, tuple)))
+
+    @property
     def at_candidate(self) -> Intervention:
         """The part that acts at the candidate positions only."""
         return Intervention(tuple(edit for edit in self.edits if edit.where == "candidate"))
+
+    @property
+    def without_cuts(self) -> tuple[Edit, ...]:
+        """The edits alone."""
+        return tuple(edit for edit in self.edits if isinstance(edit, Edit))
+
+    @property
+    def local(self) -> Intervention:
+        """All but `everywhere`, in the order in which it acts: no prefix may include a position that it touches."""
+        return self.at_positions + self.at_candidate
 
     def __add__(self, other: Intervention) -> Intervention:
         return Intervention(self.edits + other.edits)
@@ -131,11 +103,36 @@ def replace_heads(heads: HeadSet, z: Tensor, where: Where) -> Intervention:
     Args:
         heads: which heads.
         z: [layer, head, d_head] (one value: mean ablation), or [layer, pos, head, d_head] with one value a
-            candidate position (donor patching).
+            position of `where` (donor patching).
         where: the positions replaced.
     """
     edits = [Edit("z", h.layer, h.head, where, z[h.layer, ..., h.head, :].clone()) for h in heads]
     return Intervention(tuple(edits))
+
+
+def cut_edges(heads: HeadSet, sources: Sequence[int], where: Where = "candidate") -> Intervention:
+    """Cut the attention of these heads from the positions `where` to the `sources` (edge knockout).
+
+    The tokens at the sources stay: other heads read them, other positions too, and what those copied from them reaches
+    the destinations still. Cutting the record's edges at the candidate positions in all heads is therefore not
+    the run without the record. What a row loses goes to its other edges, in proportion (the softmax is taken behind
+    the cut): a change of attention elsewhere is part of the effect.
+
+    Args:
+        heads: query heads.
+        sources: absolute positions in the prompt, ascending; none cuts nothing.
+        where: "candidate", or absolute positions, ascending.
+
+    Raises:
+        InputError: `where` is "all", or positions are not ascending; at the run: a head or position does not exist,
+            or a head would have no edge left at a destination.
+    """
+    if not len(sources):
+        return NOTHING
+    at = tuple(int(source) for source in sources)
+    return Intervention(
+        tuple(Cut(layer, tuple(those), at, where) for layer, those in heads.per_layer().items())
+    )
 
 
 def merge(interventions: Iterable[Intervention]) -> Intervention:

@@ -11,8 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,9 +23,12 @@ from mech.capture import capture_hooks
 from mech.hooks import HookMissed, Placement, edit_hooks, hooked
 from mech.interventions import Intervention
 from mech.model import Model
+from mech.placing import insert, place
 from mech.queries import Query, Score, token_logprobs
 from mech.trie import Trie
 from mech.trunk import Trunk
+
+__all__ = ["Placement", "RowRun", "grow", "insert", "place", "read_scores", "run_row", "score_row"]
 
 UNEMBED_ROWS = 128
 """Nodes unembedded at a time: 128 x 49k logits are 25 MB."""
@@ -92,33 +94,6 @@ def grow(model: Model, trunk: Trunk, tokens: Sequence[int], intervention: Interv
     )
 
 
-def place(
-    model: Model, query: Query, path: Sequence[int], trunk_length: int, placed: AbstractSet[int] = frozenset()
-) -> list[Placement]:
-    """Where a query's candidate edits act in a row: its candidate nodes, less those `placed` by another query.
-
-    Two actions under one intervention share the nodes of their common beginning; scaling those twice would be wrong.
-    """
-    nodes = [path[position - trunk_length] for position in query.candidate]
-    own = [at for at, node in enumerate(nodes) if node not in placed]
-    rows = torch.tensor([nodes[at] for at in own], dtype=torch.long, device=model.device)
-    placements = []
-    for edit in query.intervention.at_candidate.edits:
-        if edit.value is not None and edit.value.ndim == 2:
-            edit = replace(edit, value=edit.value[own])
-        placements.append(Placement(edit, rows))
-    return placements
-
-
-def insert(trie: Trie, query: Query) -> tuple[int, ...]:
-    """Add a query's sequence below the trunk; copies under other edits part at the first candidate position."""
-    edits = query.intervention.at_candidate
-    tag = edits.fingerprint if edits.edits else ""
-    start = query.candidate.start
-    below = range(trie.trunk_length, len(query.tokens))
-    return trie.insert([query.tokens[i] for i in below], [tag if i >= start else "" for i in below])
-
-
 @torch.no_grad()
 def score_row(model: Model, queries: Sequence[Query], trunk: Trunk) -> list[Score]:
     """Score queries that begin with the trunk and share the trunk's all-position edits: one packed forward.
@@ -135,10 +110,12 @@ def score_row(model: Model, queries: Sequence[Query], trunk: Trunk) -> list[Scor
         trunk.require(query.tokens, query.intervention.everywhere.fingerprint)
         if query.intervention.everywhere.fingerprint != everywhere.fingerprint:
             raise ValueError("Queries of one row must share their all-position edits.")
+        if len(trunk) > query.untouched:
+            raise ValueError("A trunk was offered that includes a position which the query edits.")
         path = insert(trie, query)
         paths.append(path)
         placements += place(model, query, path, len(trunk), placed)
-        placed.update(path[query.candidate.start - len(trunk) :])
+        placed.update(path)
     run = run_row(model, trie, trunk, placements)
     wanted = [
         [path[i - len(trunk)] for i in query.candidate] for query, path in zip(queries, paths, strict=True)

@@ -8,7 +8,8 @@ is needed. Terms as in Heimersheim & Nanda 2024 (arXiv:2404.15255).
 
 A sweep is one forward, not one a head: each head gets a copy of the candidate nodes that enters at the head's own layer
 from the recipient's residual stream, with its slice of `hook_z` replaced; layers below are not recomputed, the
-recipient's keys and values are not copied, and copies of neighbouring layers share one packed row.
+recipient's keys and values are not copied, and copies of neighbouring layers share one packed row. `sweep` does that
+for single edits of any site; `mech.layer_patching` takes MLP outputs and the residual stream through it.
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ def all_heads(model: Model) -> HeadSet:
 
 def stacked(run: Run, model: Model, kind: str) -> Tensor:
     """One kept activation of all layers: [layer, pos, …]; raises InputError when the run did not keep it."""
-    return torch.stack(_by_layer(run, model, kind))
+    return torch.stack(by_layer(run, model, kind))
 
 
-def _by_layer(run: Run, model: Model, kind: str) -> list[Tensor]:
+def by_layer(run: Run, model: Model, kind: str) -> list[Tensor]:
+    """One kept activation of all layers at the candidate positions, as a list; InputError as `stacked`."""
     names = everything_names(model, kind)
     missing = [name for name in names if name not in run.cache]
     if missing:
@@ -83,15 +85,44 @@ def patch_heads(
     own = stacked(recipient, model, "attn.hook_z")
     changed = [h for h in chosen if not torch.equal(z[h.layer, :, h.head], own[h.layer, :, h.head])]
     scores = {head: recipient.score for head in chosen}
-    if engine.slow:
-        queries = [patched_query(recipient, HeadSet([head]), z) for head in changed]
-        engine.meter.ran += len(queries)
-        scores.update(zip(changed, reference.score(model, queries), strict=True))
-        return scores
-    for group in _groups(changed, len(recipient.query.action)):
-        scores.update(_sweep(model, recipient, z, group))
-        engine.meter.ran += 1
+    edits = [Edit("z", h.layer, h.head, "candidate", z[h.layer, :, h.head].clone()) for h in changed]
+    scores.update(zip(changed, sweep(engine, recipient, edits), strict=True))
     return scores
+
+
+@torch.no_grad()
+def sweep(engine: Engine, recipient: Run, edits: Sequence[Edit]) -> list[Score]:
+    """Score the recipient's action under each of these edits alone, in their order.
+
+    Args:
+        engine: its model runs; `engine.slow` takes one hooked full forward an edit.
+        recipient: a clean run that kept `hook_resid_pre`.
+        edits: at the candidate positions, of any site inside a block.
+
+    Raises:
+        InputError: the recipient is not clean, an edit acts elsewhere, its layer does not exist, or its site does not
+            feed the computation.
+    """
+    model, query = engine.model, recipient.query
+    model.require_eval_mode()
+    require_clean(recipient)
+    for edit in edits:
+        if edit.where != "candidate":
+            raise InputError(f"A sweep edits the candidate positions only, not {edit.where}.")
+        if not 0 <= edit.layer < model.n_layers:
+            raise InputError(f"There is no layer {edit.layer}: the model has layers 0-{model.n_layers - 1}.")
+    engine.require_sites({edit.site for edit in edits})
+    if engine.slow:
+        engine.meter.ran += len(edits)
+        queries = [Query(query.prompt, query.action, Intervention((edit,))) for edit in edits]
+        return reference.score(model, queries)
+    order = sorted(range(len(edits)), key=lambda index: edits[index].layer)
+    scores: dict[int, Score] = {}
+    for group in _groups(order, len(query.action)):
+        found = _sweep(model, recipient, [edits[index] for index in group])
+        scores.update(zip(group, found, strict=True))
+        engine.meter.ran += 1
+    return [scores[index] for index in range(len(edits))]
 
 
 @torch.no_grad()
@@ -122,7 +153,7 @@ def everything_from(model: Model, donor: Run) -> Intervention:
     z, mlp = stacked(donor, model, "attn.hook_z"), stacked(donor, model, "hook_mlp_out")
     edits = list(replace_heads(all_heads(model), z, "candidate").edits)
     edits += [Edit("mlp_out", layer, None, "candidate", mlp[layer]) for layer in range(model.n_layers)]
-    edits.append(Edit("resid_pre", 0, None, "candidate", _by_layer(donor, model, "hook_resid_pre")[0]))
+    edits.append(Edit("resid_pre", 0, None, "candidate", by_layer(donor, model, "hook_resid_pre")[0]))
     return Intervention(tuple(edits))
 
 
@@ -132,46 +163,51 @@ def patched_query(recipient: Run, heads: HeadSet, z: Tensor) -> Query:
     return Query(query.prompt, query.action, query.intervention + replace_heads(heads, z, "candidate"))
 
 
-def _donor_z(model: Model, recipient: Run, donor: Run) -> Tensor:
+def require_pair(recipient: Run, donor: Run) -> None:
+    """Raise InputError unless both runs end in one action and the recipient is clean."""
     if recipient.query.action != donor.query.action:
         raise InputError("Patching needs the same action tokens in both runs.")
+    require_clean(recipient)
+
+
+def require_clean(recipient: Run) -> None:
+    """Raise InputError for a recipient that was run under an intervention."""
     if recipient.query.intervention.edits:
         raise InputError("Patching starts from a clean recipient run.")
+
+
+def _donor_z(model: Model, recipient: Run, donor: Run) -> Tensor:
+    require_pair(recipient, donor)
     return stacked(donor, model, "attn.hook_z")
 
 
-def _groups(heads: Sequence[Head], n: int) -> Iterator[list[Head]]:
-    """Heads in layer order, cut so that a group's copies (n nodes each) fit one row."""
+def _groups(order: Sequence[int], n: int) -> Iterator[Sequence[int]]:
+    """Edits in layer order, cut so that a group's copies (n nodes each) fit one row."""
     size = max(1, SWEEP_NODES // n)
-    ordered = sorted(heads)
-    for start in range(0, len(ordered), size):
-        yield ordered[start : start + size]
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
 
 
-def _sweep(model: Model, recipient: Run, donor_z: Tensor, heads: Sequence[Head]) -> dict[Head, Score]:
-    """Patched scores of a few neighbouring heads: one rolling packed row, which copies join at their own layer."""
+def _sweep(model: Model, recipient: Run, edits: Sequence[Edit]) -> list[Score]:
+    """Scores under a few edits of ascending layers: one rolling packed row, which copies join at their own layer."""
     n = len(recipient.query.action)
-    resid_pre = _by_layer(recipient, model, "hook_resid_pre")
+    resid_pre = by_layer(recipient, model, "hook_resid_pre")
     cache = RowCache(recipient.trunk.keys, recipient.trunk.values)
     row = torch.empty(1, 0, model.d_model, dtype=model.dtype, device=model.device)
     arguments: list[dict[str, Any]] = []
-    for layer in range(heads[0].layer, model.n_layers):
-        joining = [index for index, head in enumerate(heads) if head.layer == layer]
+    for layer in range(edits[0].layer, model.n_layers):
+        joining = [index for index, edit in enumerate(edits) if edit.layer == layer]
         if joining:
             row = torch.cat([row, resid_pre[layer].repeat(len(joining), 1)[None]], dim=1)
             arguments = block_arguments(model, _copies(model, recipient, row.shape[1] // n), cache)
-        edits = [
-            Placement(
-                Edit("z", layer, heads[index].head, "candidate", donor_z[layer, :, heads[index].head]),
-                torch.arange(index * n, (index + 1) * n, device=model.device),
-            )
+        placements = [
+            Placement(edits[index], torch.arange(index * n, (index + 1) * n, device=model.device))
             for index in joining
         ]
-        with hooked(model, edit_hooks(model, edits), fires=1):
+        with hooked(model, edit_hooks(model, placements), fires=1):
             row = run_block(model, layer, row, arguments[layer])
-    nodes = [range(index * n, (index + 1) * n) for index in range(len(heads))]
-    scores = packed.read_scores(model, row, nodes, [recipient.query.action] * len(heads))
-    return dict(zip(heads, scores, strict=True))
+    nodes = [range(index * n, (index + 1) * n) for index in range(len(edits))]
+    return packed.read_scores(model, row, nodes, [recipient.query.action] * len(edits))
 
 
 def _copies(model: Model, recipient: Run, copies: int) -> Layout:

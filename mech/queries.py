@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mech.edits import Cut, Edit
 from mech.errors import InputError
 from mech.interventions import NOTHING, Intervention
 
@@ -36,7 +38,21 @@ class Query:
         if not self.prompt or not self.action:
             raise InputError("A query needs at least one prompt token and one action token.")
         for edit in self.intervention.edits:
-            if edit.value is not None and edit.value.ndim == 2 and len(edit.value) != len(self.action):
+            self._require_positions(edit)
+
+    def _require_positions(self, edit: Edit | Cut) -> None:
+        """Raise InputError where a change names a position that this sequence does not have."""
+        if isinstance(edit.where, tuple) and edit.where[-1] >= len(self.tokens):
+            raise InputError(
+                f"An edit acts at position {edit.where[-1]}, the sequence has 0-{len(self.tokens) - 1}."
+            )
+        if isinstance(edit, Cut):
+            if edit.sources[-1] >= len(self.prompt):
+                raise InputError(
+                    f"Edges to position {edit.sources[-1]} are to be cut, the prompt has 0-{len(self.prompt) - 1}."
+                )
+        elif edit.value is not None and edit.value.ndim == 2 and edit.where == "candidate":
+            if len(edit.value) != len(self.action):
                 raise InputError(
                     f"An edit has values for {len(edit.value)} candidate positions, the action has {len(self.action)}."
                 )
@@ -50,6 +66,21 @@ class Query:
     def candidate(self) -> range:
         """The positions whose logits predict the action's tokens, in order."""
         return range(len(self.prompt) - 1, len(self.tokens))
+
+    def positions(self, edit: Edit | Cut) -> Sequence[int]:
+        """Where one of the intervention's changes acts in this sequence, ascending (its destinations, for a cut)."""
+        if isinstance(edit.where, tuple):
+            return edit.where
+        return self.candidate if edit.where == "candidate" else range(len(self.tokens))
+
+    @property
+    def untouched(self) -> int:
+        """How many tokens a shared prefix may have: it ends before the first position that a local edit touches.
+
+        Without such edits it ends before the last prompt token, the first of the candidate positions.
+        """
+        starts = [self.positions(edit)[0] for edit in self.intervention.local.edits]
+        return min([self.candidate.start, *starts])
 
     @property
     def key(self) -> str:

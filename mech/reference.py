@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mech.edits import Cut
 from mech.hooks import Placement, edit_hooks, hooked
 from mech.model import Model
 from mech.queries import Query, Score, token_logprobs
@@ -35,9 +36,11 @@ def _score_one(model: Model, query: Query) -> Score:
 def full_forward(model: Model, query: Query) -> Tensor:
     """Logits [pos, d_vocab] of the query's whole sequence under its intervention, by the stock forward."""
     model.require_eval_mode()
-    candidate = torch.tensor(list(query.candidate), device=model.device)
     placements = [Placement(edit, None) for edit in query.intervention.everywhere.edits]
-    placements += [Placement(edit, candidate) for edit in query.intervention.at_candidate.edits]
+    for edit in query.intervention.local.edits:
+        sources = torch.tensor(edit.sources, device=model.device) if isinstance(edit, Cut) else None
+        rows = torch.tensor(list(query.positions(edit)), device=model.device)
+        placements.append(Placement(edit, rows, sources))
     tokens = torch.tensor([query.tokens], device=model.device)
     with hooked(model, edit_hooks(model, placements), fires=1):
         logits: Tensor = model.bridge(tokens)

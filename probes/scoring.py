@@ -175,12 +175,20 @@ def score_row(model: Model, ask: Ask, score: Score) -> dict[str, Any]:
         **end,
         "ctx_tokens": len(ask.query.prompt),
         "length_mismatch": ask.length_mismatch,
-        "token_ids": list(ask.query.action[:length]),
+        **question(ask),
         "token_logprobs": action.logprobs.tolist(),
-        "prompt_sha256": ask.prompt_sha256,
         "boundary_merged": ask.boundary_merged,
         "notes": list(ask.rendering.notes),
         **attributes(ask.item),
+    }
+
+
+def question(ask: Ask) -> dict[str, Any]:
+    """What a row answers: the action's tokens, the prompt's hash, and the intervention's fingerprint ("clean")."""
+    return {
+        "token_ids": list(ask.query.action[: len(ask.query.action) - ask.ended]),
+        "prompt_sha256": ask.prompt_sha256,
+        "intervention": ask.query.intervention.fingerprint,
     }
 
 

@@ -109,7 +109,16 @@ class Shell:
     def __call__(self, study: str, *words: str | Path, out: Path | str | None = "run") -> Said:
         """Run `backfire STUDY` in this process; words given later win. `out` names a folder in tmp."""
         base: list[str | Path] = [] if study == "scaling" else ["--model", self.model]
-        if study in ("probe", "decomposition", "manipulations", "scaling", "patch", "ablate"):
+        if study in (
+            "probe",
+            "decomposition",
+            "manipulations",
+            "scaling",
+            "patch",
+            "ablate",
+            "cut",
+            "attribute",
+        ):
             base += ["--items", self.items, "--quiet", "yes"]
         if out is not None:
             base += ["--out", self.tmp / out]

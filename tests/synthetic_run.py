@@ -94,7 +94,9 @@ def write_run(run: Path, seed: int = 0, only_heads: bool = False) -> Path:
     rng = np.random.default_rng(seed)
     heads = _heads(rng)
     heads.to_csv(run / "heads.csv", index=False)
-    _effects(heads, rng).to_csv(run / "effects.csv", index=False)
+    effects = _effects(heads, rng)
+    effects.to_csv(run / "effects.csv", index=False)
+    _attribution(effects, np.random.default_rng(seed + 2)).to_csv(run / "attribution.csv", index=False)
     _ablation(rng).to_csv(run / "ablation.csv", index=False)
     return run
 
@@ -250,6 +252,15 @@ def _effects(heads: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
             for layer, head, value in zip(heads["layer"], heads["head"], own, strict=True):
                 rows.append((item, direction, layer, head, value * delta, value))
     return pd.DataFrame(rows, columns=["item_id", "direction", "layer", "head", "effect_nats", "share"])
+
+
+def _attribution(effects: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
+    """Estimates that follow the effects of the heads, less so the larger they are, and of thirty MLPs."""
+    exact = effects["effect_nats"].to_numpy()
+    table = effects.assign(task_id=effects["item_id"], site="z", estimate_nats=2 * np.tanh(exact / 2))
+    table["estimate_nats"] += rng.normal(0, 0.1, len(table))
+    mlps = table[table["head"] == 0].assign(site="mlp_out", head=np.nan)
+    return pd.concat([table, mlps])[list(TABLES["attribution"])]
 
 
 def _ablation(rng: np.random.Generator) -> pd.DataFrame:

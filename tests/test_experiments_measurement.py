@@ -102,7 +102,9 @@ def test_rows_of_another_wording_or_other_items_are_not_taken_for_these(shell: S
     wording = json.loads((Path(__file__).parent.parent / "probes/wordings/default.json").read_text())
     other = shell.tmp / "wording.json"
     other.write_text(json.dumps({**wording, "observation_prefix": "Seen: "}))
-    shell("decomposition", "--wording", other).sentence("another prompt or action", "choose another --out")
+    shell("decomposition", "--wording", other).sentence(
+        "another prompt, action or ablation", "choose another --out"
+    )
     changed = [dataclasses.replace(ITEMS[0], failed_action="grow(plt='fig')"), *ITEMS[1:3]]
     dump_items(changed, shell.tmp / "changed.jsonl")
     shell("manipulations", "--items", shell.tmp / "changed.jsonl").sentence("garden-0|pre|failed")

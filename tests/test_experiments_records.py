@@ -20,7 +20,7 @@ import pytest
 from experiments import records
 from experiments.records import RunFolder, config_hash, read_run
 from mech.errors import InputError
-from probes import dose, effects, layout, lengths, measures, stats
+from probes import attributed, dose, effects, layout, lengths, measures, screening, stats
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -362,6 +362,10 @@ def test_the_frames_of_probes_have_the_columns_of_the_schema() -> None:
     assert measures.COLUMNS == records.MEASURES
     assert (*layout.KEYS, "condition", "candidate", *layout.VALUES) == records.SCORES[1:]
     assert lengths.LENGTH_MATCH == records.TABLES["length_match"]
+    assert attributed.ATTRIBUTION == records.TABLES["attribution"]
+    assert screening.SCREENING == records.TABLES["screening"]
+    assert screening.NEGATIVES == records.TABLES["false_negatives"]
+    assert screening.MISSES == records.TABLES["screen_misses"]
     assert stats.SUMMARY == records.SUMMARY
     assert effects.EFFECTS == records.EFFECTS
     assert dose.ABLATION == records.ABLATION

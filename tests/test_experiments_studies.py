@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -17,7 +18,8 @@ import pandas as pd
 import pytest
 import torch
 
-from experiments.ablate_heads import Ablated, intervention, on_item, reference_mean
+from experiments.ablate_heads import on_item
+from experiments.ablating import Replacement, replacement
 from experiments.cli import main
 from experiments.session import Session
 from mech.chat import PLAIN
@@ -494,7 +496,7 @@ def session_of(shell: Shell, slow: bool = False) -> Session:
     return Session(engine, list(ITEMS[:3]), WORDING, lambda name: np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("how", ["mean", "zero"])
+@pytest.mark.parametrize("how", ["mean", "zero", "resample", "scale"])
 def test_ablated_rows_are_those_of_full_forwards_under_the_same_intervention(how: str, shell: Shell) -> None:
     """The prefix is recomputed too: with the clean one the rows would be far off."""
     words = ["--heads", "L0H2,L1H1", "--how", how, "--controls", "1", "--limit", "1"]
@@ -515,12 +517,14 @@ def test_ablated_rows_are_those_of_full_forwards_under_the_same_intervention(how
 def test_mean_and_zero_are_two_ablations(shell: Shell) -> None:
     session = session_of(shell)
     mean = mean_z(session.engine, [asks(session.model, ITEMS[3], ["pre"], WORDING)[0].query.prompt])
-    one = Ablated("named", "selected", HeadSet.parse("L0H2"))
-    values = [on_item(session, ITEMS[0], intervention(one, how, mean))["values"] for how in ("mean", "zero")]
-    clean = on_item(session, ITEMS[0], intervention(Ablated("none", "none", None), "mean", mean))["values"]
+    heads, args = HeadSet.parse("L0H2"), argparse.Namespace(how="mean", where="all", alpha=0.5)
+    with_mean = Replacement(mean.z).intervention(heads, args)
+    changes = [with_mean, Replacement(None).intervention(heads, argparse.Namespace(how="zero", where="all"))]
+    values = [on_item(session, ITEMS[0], change)["values"] for change in changes]
+    clean = on_item(session, ITEMS[0], Replacement(mean.z).intervention(None, args))["values"]
     for one_way, other_way in ((values[0], values[1]), (values[0], clean), (values[1], clean)):
         assert all(abs(one_way[name] - other_way[name]) > NATS for name in ("G", "copy", "sem"))
-    edit = intervention(one, "mean", mean).edits[0]
+    edit = with_mean.edits[0]
     assert edit.where == "all" and edit.value is not None and torch.equal(edit.value, mean.z[0, 2])
 
 
@@ -528,7 +532,9 @@ def test_scaling_every_head_by_one_is_the_clean_run_to_the_bit(shell: Shell) -> 
     model = tiny_model_of(shell)
     one = scale_heads(all_heads(model), 1.0, "all")
     clean = score_item(Engine(model), ITEMS[1], CORE, WORDING)
-    assert score_item(Engine(model), ITEMS[1], CORE, WORDING, intervention=one) == clean
+    scaled = score_item(Engine(model), ITEMS[1], CORE, WORDING, intervention=one)
+    assert {row["intervention"] for row in clean} == {"clean"} != {row["intervention"] for row in scaled}
+    assert [{**row, "intervention": "clean"} for row in scaled] == clean
 
 
 def test_the_mean_is_taken_over_other_tasks_and_says_so(shell: Shell) -> None:
@@ -540,15 +546,20 @@ def test_the_mean_is_taken_over_other_tasks_and_says_so(shell: Shell) -> None:
     assert sorted(reference["items"]) == ["garden-0", "garden-1"]
     session = replace(session_of(shell), items=[ITEMS[2]])
     args = _arguments(shell, ids)
-    mean, named = reference_mean(session, args)
+    with_what = replacement(session, args)
+    named = with_what.about["items"]
     prompts = [
         asks(session.model, item, ["pre"], WORDING, ["failed"])[0].query.prompt
         for name in named
         for item in ITEMS
         if item.item_id == name
     ]
-    assert reference["positions"] == sum(map(len, prompts)) == mean.n_positions
-    assert reference["sha256"] == mean.sha256 == mean_z(session.engine, prompts).sha256
+    mean = mean_z(session.engine, prompts)
+    assert (
+        reference["positions"] == sum(map(len, prompts)) == mean.n_positions == with_what.about["positions"]
+    )
+    assert reference["sha256"] == with_what.sha256 == mean.sha256
+    assert with_what.z is not None and torch.equal(with_what.z, mean.z)
     shell.ran("ablate", "--heads", "L0H0", "--controls", "1", out="all")  # no other task is left: all items
     everywhere = shell.about("ablate", "all")["provenance"]["mean_reference"]["items"]
     assert sorted(everywhere) == [item.item_id for item in ITEMS]

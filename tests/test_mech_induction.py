@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,71 +10,25 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
-from mech.induction import SCORES, RepeatedTokens, head_scores, repeated_tokens, top_heads, w_o
-from mech.load import load_model
+from mech.induction import (
+    ATTENTION_SCORES,
+    SCORES,
+    RepeatedTokens,
+    head_scores,
+    repeated_tokens,
+    top_heads,
+    w_o,
+)
 from mech.model import Model
+from tests.induction_model import D_HEAD, LENGTH, VOCABULARY, built_by_hand, hand_built, saved  # noqa: F401 - a fixture
 from tests.mech_cases import FolderFactory, n_torch_hooks, one_thread, tiny_model  # noqa: F401 - a fixture
-from tests.tiny_models import FAMILIES, byte_tokenizer
+from tests.tiny_models import FAMILIES
 from tests.tolerances import FP32, FP64
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-# The hand-built model: the residual stream is [token one-hot | position one-hot | previous token one-hot].
-VOCABULARY, PLACES, LENGTH = 261, 64, 20
-TOKEN, PLACE, BEFORE = 0, VOCABULARY, VOCABULARY + PLACES
-WIDTH = 2 * VOCABULARY + PLACES
-D_HEAD = WIDTH // 2
-SHARP = 3.0
-
-
-def connect(weight: Tensor, source: int, target: int, size: int, gain: float = SHARP) -> None:
-    """Copy `size` components from `source` to `target`; Conv1D weights are [in, out]."""
-    at = torch.arange(size)
-    weight[source + at, target + at] = gain
-
-
-@torch.no_grad()
-def built_by_hand() -> GPT2LMHeadModel:
-    """Layer 0: head 0 looks one token back and writes it down, head 1 looks at copies of the token.
-
-    Layer 1: head 0 looks where the present token was the previous one, and copies what stands there: induction.
-    Head 1 looks everywhere alike. There are no MLPs to speak of.
-    """
-    config = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=PLACES, n_embd=WIDTH, n_layer=2, n_head=2, n_inner=4,
-        attn_implementation="eager", bos_token_id=0, eos_token_id=1, pad_token_id=2,
-    )  # fmt: skip
-    model = GPT2LMHeadModel(config).eval()
-    for name, parameter in model.named_parameters():
-        parameter.fill_(1.0 if name.endswith(("ln_1.weight", "ln_2.weight", "ln_f.weight")) else 0.0)
-    connect(model.transformer.wte.weight, 0, TOKEN, VOCABULARY, 1.0)
-    connect(model.transformer.wpe.weight, 0, PLACE, PLACES, 1.0)
-    query, key, value = 0, WIDTH, 2 * WIDTH
-    first, second = (block.attn for block in model.transformer.h)
-    connect(first.c_attn.weight, PLACE + 1, query, PLACES - 1)  # position p asks for what p − 1 offers
-    connect(first.c_attn.weight, PLACE, key, PLACES - 1)
-    connect(first.c_attn.weight, TOKEN, value, VOCABULARY, 1.0)
-    connect(first.c_proj.weight, 0, BEFORE, VOCABULARY, 0.1)
-    connect(first.c_attn.weight, TOKEN, query + D_HEAD, VOCABULARY)
-    connect(first.c_attn.weight, TOKEN, key + D_HEAD, VOCABULARY)
-    connect(second.c_attn.weight, TOKEN, query, VOCABULARY)
-    connect(second.c_attn.weight, BEFORE, key, VOCABULARY)
-    connect(second.c_attn.weight, TOKEN, value, VOCABULARY, 1.0)
-    connect(second.c_proj.weight, 0, TOKEN, VOCABULARY, 0.1)
-    return model
-
-
-@pytest.fixture(scope="module")
-def hand_built(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """The hand-built model, loaded as any checkpoint; the checks want MLPs that do something."""
-    folder = tmp_path_factory.mktemp("induction")
-    built_by_hand().save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    return load_model(str(folder), check=False)
 
 
 def scored(model: Model, seed: int = 0, n_sequences: int = 4, length: int = LENGTH) -> pd.DataFrame:
@@ -92,7 +47,7 @@ def test_the_hand_built_induction_head_is_found(hand_built: Model) -> None:
     assert heads["L0H1"].duplicate_token == pytest.approx(0.5, abs=1e-3)  # the other half goes to itself
     # The uniform head gives each of t + 1 positions the same: positions 1 + L to 2 L − 1 + L, BOS first.
     even = np.mean([1 / (t + 1) for t in range(1 + LENGTH, 2 * LENGTH)])
-    for name in SCORES[:3]:
+    for name in ATTENTION_SCORES:
         assert getattr(heads["L1H1"], name) == pytest.approx(even, abs=1e-4)
     for head, name in (("L1H0", "previous_token"), ("L0H0", "prefix_matching"), ("L0H1", "prefix_matching")):
         assert getattr(heads[head], name) < 1e-3
@@ -113,6 +68,22 @@ def test_the_hand_built_induction_head_copies_and_is_heard(hand_built: Model) ->
         own = sequences.tokens[:, t]
         token[torch.arange(4), own] = -1.0  # the token itself, from its embedding
         assert token.argmax(-1).tolist() == sequences.tokens[:, t + 1].tolist()
+
+
+def test_a_head_turned_around_suppresses_what_it_copied(hand_built: Model, tmp_path: Path) -> None:
+    """The sign of the OV circuit is the sign of the score, and where it looks is another matter."""
+    heads = by_head(scored(hand_built))
+    assert heads["L1H0"].copy_suppression < -1 < 1 < heads["L1H0"].ov_copying
+    # All its attention lies on the token to copy, so what it does is what it would do.
+    assert heads["L1H0"].copy_suppression == pytest.approx(-heads["L1H0"].copying, rel=1e-2)
+    for other in ("L0H0", "L0H1", "L1H1"):
+        assert abs(heads[other].copy_suppression) < FP32 and abs(heads[other].ov_copying) < FP32
+    model = built_by_hand()
+    with torch.no_grad():
+        model.transformer.h[1].attn.c_proj.weight[:D_HEAD] *= -1
+    turned = by_head(scored(saved(model, tmp_path)))["L1H0"]
+    assert turned.copy_suppression > 1 and turned.copying < -1 and turned.ov_copying < -1
+    assert turned.prefix_matching == pytest.approx(1, abs=1e-3)
 
 
 def test_the_whole_copying_score_of_the_hand_built_head_by_hand(hand_built: Model) -> None:
@@ -136,7 +107,7 @@ def test_a_random_model_has_no_induction_head(family: str, tiny_folder: FolderFa
     scores = scored(tiny_model(tiny_folder, family, "float32"), n_sequences=8, length=48)
     assert scores["prefix_matching"].max() < 0.2
     sums = scores["previous_token"] + scores["duplicate_token"] + scores["prefix_matching"]
-    assert (sums <= 1 + FP32).all() and (scores[list(SCORES[:3])] >= 0).all().all()
+    assert (sums <= 1 + FP32).all() and (scores[list(ATTENTION_SCORES)] >= 0).all().all()
     if family != "gemma3":  # whose windows of 8 do not reach that far back
         even = np.mean([1 / (t + 1) for t in range(49, 96)])
         assert scores["prefix_matching"].median() == pytest.approx(even, rel=0.5)
@@ -144,32 +115,52 @@ def test_a_random_model_has_no_induction_head(family: str, tiny_folder: FolderFa
 
 @torch.no_grad()
 def independent_scores(model: Model, sequences: RepeatedTokens) -> dict[str, list[float]]:
-    """The scores by loops over TransformerLens's own cache, and copying through the whole vocabulary."""
+    """The scores by loops over TransformerLens's own cache, direct effects through the whole vocabulary."""
     _, cache = model.bridge.run_with_cache(sequences.tokens)
     start, stop = sequences.lead + sequences.length, sequences.lead + 2 * sequences.length - 1
-    unembed = model.bridge.original_model.get_output_embeddings().weight
-    norm = model.bridge.ln_final
     values: dict[str, list[float]] = {name: [] for name in SCORES}
     for layer in range(model.n_layers):
         pattern, z = cache[f"blocks.{layer}.attn.hook_pattern"], cache[f"blocks.{layer}.attn.hook_z"]
         z = z.reshape(*sequences.tokens.shape, model.n_heads, model.d_head)
+        v = cache[f"blocks.{layer}.attn.hook_v"].reshape(*sequences.tokens.shape, -1, model.d_head)
         for head in range(model.n_heads):
+            shared = head * v.shape[2] // model.n_heads
             found: dict[str, list[float]] = {name: [] for name in SCORES}
             for sequence in range(len(sequences.tokens)):
                 tokens = sequences.tokens[sequence]
+                drawn = tokens[sequences.lead : sequences.lead + sequences.length]
                 for t in range(start, stop):
                     first = (tokens[:t] == tokens[t]).nonzero().max().item()
                     at = pattern[sequence, head, t]
                     found["duplicate_token"].append(float(at[first]))
                     found["prefix_matching"].append(float(at[first + 1]))
                     found["previous_token"].append(float(at[t - 1]))
-                    out = z[sequence, t, head] @ w_o(model, layer)[head]
-                    logits = unembed @ frozen_norm(norm, out, cache["ln_final.hook_in"][sequence, t])
-                    drawn = tokens[sequences.lead : sequences.lead + sequences.length]
+                    logits = heard(
+                        model, cache, layer, z[sequence, t, head] @ w_o(model, layer)[head], sequence, t
+                    )
                     found["copying"].append(float(logits[tokens[first + 1]] - logits[drawn].mean()))
+                    lowered = 0.0
+                    for s in range(sequences.lead, t + 1):
+                        out = v[sequence, s, shared] @ w_o(model, layer)[head]
+                        logits = heard(model, cache, layer, out, sequence, t)
+                        own = float(logits[tokens[s]] - logits[drawn].mean())
+                        lowered -= float(at[s]) * own
+                        if s < start:
+                            found["ov_copying"].append(own)
+                    found["copy_suppression"].append(lowered)
             for name in SCORES:
                 values[name].append(float(np.mean(found[name])))
     return values
+
+
+def heard(model: Model, cache: Any, layer: int, out: Tensor, sequence: int, t: int) -> Tensor:
+    """What a head's output at t adds to every logit, with every norm on its way frozen."""
+    post = model.bridge.blocks[layer].submodules.get("ln1_post")
+    if post is not None:
+        out = frozen_norm(post, out, cache[f"blocks.{layer}.ln1_post.hook_in"][sequence, t])
+    whole = cache["ln_final.hook_in"][sequence, t]
+    unembed: Tensor = model.bridge.original_model.get_output_embeddings().weight
+    return unembed @ frozen_norm(model.bridge.ln_final, out, whole)
 
 
 def frozen_norm(norm: Any, part: Tensor, whole: Tensor) -> Tensor:
@@ -193,6 +184,45 @@ def test_scores_are_those_of_plain_loops(family: str, tiny_folder: FolderFactory
     ]
     for name, expected in independent_scores(model, sequences).items():
         np.testing.assert_allclose(scores[name], expected, rtol=0, atol=FP64)
+
+
+@pytest.mark.usefixtures("exact_softmax")
+def test_what_heads_say_behind_gemmas_norm_is_what_the_stream_receives(tiny_folder: FolderFactory) -> None:
+    """Gemma 3 normalises the attention's output before the stream: a direct effect has to pass there too."""
+    model = tiny_model(tiny_folder, "gemma3")
+    sequences = repeated_tokens(model, np.random.default_rng(0), 1, 5)
+    with torch.no_grad():
+        _, cache = model.bridge.run_with_cache(sequences.tokens)
+        for layer in range(model.n_layers):
+            z = cache[f"blocks.{layer}.attn.hook_z"].reshape(-1, model.n_heads, model.d_head)
+            post = model.bridge.blocks[layer].ln1_post
+            for t in range(1, 11):
+                whole = cache[f"blocks.{layer}.ln1_post.hook_in"][0, t]
+                heads = [
+                    frozen_norm(post, z[t, h] @ w_o(model, layer)[h], whole) for h in range(model.n_heads)
+                ]
+                received = (
+                    cache[f"blocks.{layer}.hook_resid_mid"][0, t]
+                    - cache[f"blocks.{layer}.hook_resid_pre"][0, t]
+                )
+                torch.testing.assert_close(sum(heads), received, rtol=0, atol=FP64)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.usefixtures("exact_softmax")
+def test_z_is_the_attended_values(family: str, tiny_folder: FolderFactory) -> None:
+    """What the OV scores rest on: z = pattern · v, the values of a group shared by its query heads."""
+    model = tiny_model(tiny_folder, family)
+    sequences = repeated_tokens(model, np.random.default_rng(0), 1, 6)
+    with torch.no_grad():
+        _, cache = model.bridge.run_with_cache(sequences.tokens)
+    for layer in range(model.n_layers):
+        pattern = cache[f"blocks.{layer}.attn.hook_pattern"][0]
+        v = cache[f"blocks.{layer}.attn.hook_v"].reshape(-1, model.n_kv_heads, model.d_head)
+        z = cache[f"blocks.{layer}.attn.hook_z"].reshape(-1, model.n_heads, model.d_head)
+        for head in range(model.n_heads):
+            own = pattern[head] @ v[:, head * model.n_kv_heads // model.n_heads]
+            torch.testing.assert_close(own, z[:, head], rtol=0, atol=FP64)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox"])
@@ -246,6 +276,8 @@ def test_more_tokens_than_the_vocabulary_has_are_refused(tiny_folder: FolderFact
     repeated_tokens(model, np.random.default_rng(0), 1, 256)
     with pytest.raises(InputError, match="has 256 plain tokens, too few for sequences of 257"):
         repeated_tokens(model, np.random.default_rng(0), 1, 257)
+    with pytest.raises(InputError, match="needs two tokens at least"):
+        repeated_tokens(model, np.random.default_rng(0), 1, 1)
 
 
 def test_scoring_leaves_no_hook_behind(tiny_folder: FolderFactory) -> None:

@@ -10,7 +10,17 @@ import torch
 
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
-from mech.interventions import NOTHING, Edit, Intervention, merge, replace_heads, scale_heads
+from mech.interventions import (
+    NOTHING,
+    Cut,
+    Edit,
+    Intervention,
+    Where,
+    cut_edges,
+    merge,
+    replace_heads,
+    scale_heads,
+)
 from mech.queries import Query
 
 VALUE = torch.arange(4.0)
@@ -28,6 +38,10 @@ Z_EDIT = Edit("z", 1, 2, "candidate", VALUE)
         {"value": VALUE[None]},
         {"value": None},
         {"site": "mlp_out", "head": None},
+        {"site": "q"},
+        {"site": "k"},
+        {"where": (4, 5)},
+        {"where": (4, 6)},
     ],
 )
 def test_a_change_of_any_field_changes_the_fingerprint(changed: dict[str, Any]) -> None:
@@ -74,8 +88,16 @@ def test_heads_take_their_own_slice() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("q", 0, 1, "all"), "not a site"),
-        (("z", 0, None, "all"), "needs head"),
+        (("pattern", 0, 1, "all"), "not a site"),
+        (("z", 0, None, "all"), "needs a head"),
+        (("k", 0, None, "all"), "needs a head"),
+        (("resid_post", 0, 1, "all"), "takes no head"),
+        (("z", 0, 1, "record"), "'record' is no place"),
+        (("z", 0, 1, ()), "at least one"),
+        (("z", 0, 1, (3, 3)), "ascending"),
+        (("z", 0, 1, (4, 3)), "ascending"),
+        (("z", 0, 1, (-1, 3)), "from 0"),
+        (("z", 0, 1, (3, 4), torch.zeros(3, 4)), "3 values for 2 positions"),
         (("mlp_out", 0, 1, "all"), "takes no head"),
         (("z", 0, 1, "all", torch.zeros(3, 4)), "at all positions"),
         (("z", 0, 1, "candidate", torch.zeros(1, 3, 4)), r"\[pos, d\]"),
@@ -103,6 +125,76 @@ def test_two_edits_of_one_activation_at_one_place_are_refused() -> None:
         Intervention((Z_EDIT,)) + Intervention((replace(Z_EDIT, value=VALUE + 1),))
     elsewhere = replace(Z_EDIT, where="all")
     assert len(Intervention((Z_EDIT, elsewhere)).edits) == 2
+
+
+def test_places_given_by_number_may_not_overlap() -> None:
+    first = replace(Z_EDIT, where=(2, 3))
+    with pytest.raises(InputError, match="twice"):
+        Intervention((first, replace(Z_EDIT, where=(3, 4), value=VALUE + 1)))
+    both = Intervention((Z_EDIT, replace(Z_EDIT, where="all"), first, replace(Z_EDIT, where=(4,))))
+    assert [edit.where for edit in both.local.edits] == [(2, 3), (4,), "candidate"]
+    assert both.at_positions.fingerprint != both.local.fingerprint != both.fingerprint
+
+
+def test_every_field_of_a_cut_counts() -> None:
+    cut = Cut(1, (0, 2), (3, 4), "candidate")
+    changes: list[dict[str, Any]] = [
+        {"layer": 0}, {"heads": (0,)}, {"sources": (3,)}, {"where": (5,)}, {"where": (6,)},
+    ]  # fmt: skip
+    others = [replace(cut, **change).fingerprint for change in changes]
+    assert len({cut.fingerprint, *others}) == 1 + len(others)
+    assert replace(cut).fingerprint == cut.fingerprint
+
+
+def test_edges_are_cut_by_layer_and_none_is_nothing() -> None:
+    heads = HeadSet([Head(2, 1), Head(0, 3), Head(2, 0)])
+    first, second = cut_edges(heads, range(4, 6)).edits
+    assert isinstance(first, Cut) and isinstance(second, Cut)
+    assert (first.layer, first.heads, first.sources, first.where) == (0, (3,), (4, 5), "candidate")
+    assert (second.layer, second.heads) == (2, (0, 1))
+    assert cut_edges(heads, []).fingerprint == cut_edges(HeadSet([]), [4]).fingerprint == NOTHING.fingerprint
+    whole = scale_heads(heads, 0.0) + cut_edges(heads, [4], (6, 7))
+    assert len(whole.without_cuts) == len(whole.everywhere.edits) == 3 and len(whole.at_positions.edits) == 2
+
+
+@pytest.mark.parametrize(
+    ("sources", "where", "words"),
+    [
+        ((3,), "all", "at the candidate positions or at positions given by number"),
+        ((3, 3), "candidate", "source positions .* ascending"),
+        ((-2,), "candidate", "from 0"),
+        ((3,), (), "at least one"),
+    ],
+)
+def test_a_cut_that_means_nothing_is_refused(sources: tuple[int, ...], where: Where, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        cut_edges(HeadSet([Head(0, 0)]), sources, where)
+
+
+def test_places_must_lie_in_the_sequence_and_sources_in_the_prompt() -> None:
+    heads = HeadSet([Head(0, 0)])
+    Query((1, 2), (3, 4, 5), scale_heads(heads, 0.0, (3,)) + cut_edges(heads, [1], (3,)))
+    with pytest.raises(InputError, match="acts at position 4, the sequence has 0-3"):
+        Query((1, 2), (3, 4, 5), scale_heads(heads, 0.0, (1, 4)))
+    with pytest.raises(InputError, match="acts at position 4, the sequence has 0-3"):
+        Query((1, 2), (3, 4, 5), cut_edges(heads, [0], (4,)))
+    with pytest.raises(InputError, match="Edges to position 2 are to be cut, the prompt has 0-1"):
+        Query((1, 2), (3, 4, 5), cut_edges(heads, [2]))
+
+
+def test_a_shared_prefix_ends_before_the_first_position_that_is_edited() -> None:
+    heads = HeadSet([Head(0, 0)])
+    prompt, action = tuple(range(10)), (3, 4)
+    for kind, untouched in (
+        (NOTHING, 9),
+        (scale_heads(heads, 0.0, "all"), 9),
+        (scale_heads(heads, 0.0, "candidate"), 9),
+        (scale_heads(heads, 0.0, (10,)), 9),
+        (scale_heads(heads, 0.0, (4, 7)) + scale_heads(heads, 0.0, "candidate"), 4),
+        (cut_edges(heads, [1, 2]), 9),
+        (cut_edges(heads, [1, 2], (6, 7)), 6),
+    ):
+        assert Query(prompt, action, kind).untouched == untouched
 
 
 def test_values_by_position_must_be_as_many_as_the_action_has_tokens() -> None:

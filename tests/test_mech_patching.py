@@ -13,7 +13,7 @@ from mech import patching, reference
 from mech.engine import Engine, Run
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
-from mech.interventions import NOTHING, scale_heads
+from mech.interventions import NOTHING, replace_heads, scale_heads
 from mech.patching import (
     all_heads,
     everything_from,
@@ -125,8 +125,11 @@ def test_a_patch_that_changes_nothing_is_exactly_zero(
     )
     assert engine.meter.ran == 0
     # without that short cut: the same numbers through both routes
-    forced = patching._sweep(model, recipient, z, list(all_heads(model)))
-    assert_scores(list(forced.values()), [recipient.score] * len(forced), TOLERANCE[dtype])
+    edits = [
+        edit for head in all_heads(model) for edit in replace_heads(HeadSet([head]), z, "candidate").edits
+    ]
+    forced = patching._sweep(model, recipient, edits)
+    assert_scores(forced, [recipient.score] * len(edits), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize(("family", "dtype"), MODELS)

@@ -1,0 +1,36 @@
+"""Rankings of units (heads, MLPs) by magnitude, and how two of them agree, row by row."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.stats import rankdata
+
+
+def places(values: Float[np.ndarray, "row unit"]) -> Int[np.ndarray, "row unit"]:
+    """Place of each unit in its row by magnitude, 0 the largest; ties go to the first."""
+    order = np.argsort(-np.abs(values), axis=1, kind="stable")
+    found = np.empty_like(order)
+    np.put_along_axis(found, order, np.broadcast_to(np.arange(values.shape[1]), order.shape), axis=1)
+    return found
+
+
+def spearman(
+    one: Float[np.ndarray, "row unit"], other: Float[np.ndarray, "row unit"]
+) -> Float[np.ndarray, " row"]:
+    """Correlation of the signed values' ranks, ties at their mean rank; NaN where either does not vary."""
+    a, b = (rankdata(values, axis=1) for values in (one, other))
+    a, b = a - a.mean(axis=1, keepdims=True), b - b.mean(axis=1, keepdims=True)
+    return ratio((a * b).sum(axis=1), np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1)))
+
+
+def recall(
+    exact: Float[np.ndarray, "row unit"], guess: Float[np.ndarray, "row unit"], k: int
+) -> Float[np.ndarray, " row"]:
+    """Of the k units of largest exact magnitude, the share that is among the k of largest guessed magnitude."""
+    return ((places(exact) < k) & (places(guess) < k)).sum(axis=1) / k
+
+
+def ratio(top: Float[np.ndarray, "*row"], bottom: Float[np.ndarray, "*row"]) -> Float[np.ndarray, "*row"]:
+    """Elementwise top / bottom, NaN where bottom is not above 0."""
+    return np.divide(top, bottom, out=np.full(top.shape, np.nan), where=bottom > 0)

@@ -1,0 +1,154 @@
+"""--ablate in every study of decision points: rows are those of the intervention, and never mixed with others."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.head_choice import choose_heads
+from experiments.seeds import stream
+from mech.engine import Engine
+from mech.errors import InputError
+from mech.heads import HeadSet
+from mech.interventions import scale_heads
+from mech.model import Model
+from mech.patching import all_heads
+from probes.conditions import CORE
+from probes.scoring import DISTRACTORS_IN, score_item
+from probes.wording import load_wording
+from tests.mech_cases import FolderFactory, one_thread  # noqa: F401 - a fixture
+from tests.study_cases import ITEMS, Shell, loaded_once, shell  # noqa: F401 - a fixture
+from tests.tolerances import NATS
+
+HEADS = "L0H1,L1H3"
+
+
+def model_of(shell: Shell) -> Model:
+    return loaded_once(str(shell.model))
+
+
+def test_rows_under_an_ablation_are_those_of_the_intervention(shell: Shell) -> None:
+    shell.ran("probe", "--ablate", HEADS, "--how", "zero")
+    engine, change = Engine(model_of(shell)), scale_heads(HeadSet.parse(HEADS), 0.0, "all")
+    rows = [
+        row
+        for item in ITEMS[:3]
+        for row in score_item(engine, item, CORE, load_wording(), None, change, DISTRACTORS_IN)
+    ]
+    found = shell.lines("scores")
+    assert [row["id"] for row in found] == [row["id"] for row in rows]
+    assert {row["intervention"] for row in found} == {change.fingerprint}
+    for one, other in zip(found, rows, strict=True):
+        assert abs(one["logprob"] - other["logprob"]) <= NATS
+    about = shell.about("probe")["provenance"]["ablated"]
+    assert about["heads"] == HEADS and about["sha256"] == HeadSet.parse(HEADS).sha256
+
+
+@pytest.mark.parametrize("how", ["mean", "resample", "scale"])
+@pytest.mark.parametrize("where", ["all", "candidate"])
+def test_every_way_of_ablating_agrees_with_full_forwards_and_changes_the_rows(
+    how: str, where: str, shell: Shell
+) -> None:
+    words = ["--ablate", HEADS, "--how", how, "--where", where, "--limit", "1", "--conditions", "pre,neut"]
+    shell.ran("probe", *words)
+    shell.ran("probe", *words, "--engine", "reference", out="slow")
+    shell.ran("probe", *words[6:], out="clean")
+    rows, slow, clean = (shell.lines("scores", out) for out in ("run", "slow", "clean"))
+    assert [row["id"] for row in rows] == [row["id"] for row in slow]
+    for one, other in zip(rows, slow, strict=True):
+        assert abs(one["logprob"] - other["logprob"]) <= NATS
+    assert (
+        max(abs(one["logprob"] - other["logprob"]) for one, other in zip(rows, clean, strict=True))
+        > 10 * NATS
+    )
+
+
+def test_scaling_by_one_gives_the_clean_measures(shell: Shell) -> None:
+    shell.ran("probe", "--ablate", HEADS, "--how", "scale", "--alpha", "1")
+    shell.ran("probe", out="clean")
+    assert shell.path("measures.csv").read_bytes() == shell.path("measures.csv", "clean").read_bytes()
+
+
+def test_rows_of_two_ablations_never_share_a_folder(shell: Shell) -> None:
+    shell.ran("probe", "--ablate", HEADS, "--how", "zero")
+    kept = shell.path("scores.jsonl").read_bytes()
+    shell("decomposition").sentence("another prompt, action or ablation", "choose another --out")
+    shell("probe", "--ablate", "L0H1", "--how", "zero").sentence("other settings", "ablate")
+    assert shell.path("scores.jsonl").read_bytes() == kept
+    shell.ran("decomposition", "--ablate", HEADS, "--how", "zero")
+    shell.ran("manipulations", "--ablate", HEADS, "--how", "zero", "--conditions", "fail_echo")
+    assert shell.path("scores.jsonl").read_bytes().startswith(kept)
+
+
+def choose(shell: Shell, spec: str) -> HeadSet:
+    args = argparse.Namespace(out=shell.tmp, seed=0, by="prefix_matching")
+    return choose_heads(spec, model_of(shell), args, lambda name: stream(0, name))
+
+
+def test_a_word_names_heads_in_every_way_it_says(shell: Shell, tmp_path: Path) -> None:
+    everything = all_heads(model_of(shell))
+    top = choose(shell, "top:3")
+    assert len(top) == 3 and choose(shell, str(top)) == top
+    rest = choose(shell, "not:top:3")
+    assert sorted([*top, *rest]) == list(everything)
+    drawn = choose(shell, "random:top:3")
+    assert len(drawn) == 3 and not set(drawn) & set(top) and choose(shell, "random:top:3") == drawn
+    assert {str(choose(shell, f"random{n}:L0H1")) for n in range(12)} > {str(choose(shell, "random:L0H1"))}
+    listed = tmp_path / "list.json"
+    listed.write_text(
+        json.dumps([{"layer": 2, "head": 1, "score": 0.9}, {"layer": 0, "head": 3, "score": 0.5}])
+    )
+    assert choose(shell, str(listed)) == HeadSet.parse("L0H3,L2H1")
+    assert choose(shell, f"top:1@{listed}") == HeadSet.parse("L2H1")
+    assert choose(shell, f"not:top:1@{listed}") == HeadSet(h for h in everything if str(h) != "L2H1")
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("top:x", "'top:x' is not a head set"),
+        ("top:99", "top 99 cannot be taken"),
+        ("L9H0", "L9H0 does not exist"),
+        ("not:not:", "list of heads is empty"),
+        ("random:top:9", "no control set"),
+        ("nowhere.json", "head list nowhere.json does not exist"),
+        ("top:2@nowhere.json", "head list nowhere.json does not exist"),
+        ("some heads", "'some heads' is not a head"),
+    ],
+)
+def test_a_word_that_names_no_heads_is_one_sentence(spec: str, says: str, shell: Shell) -> None:
+    with pytest.raises(InputError, match=says):
+        choose(shell, spec)
+    shell("probe", "--ablate", spec, out="none").sentence("backfire probe: ", says)
+    assert not (shell.tmp / "none").exists()
+
+
+def test_everything_but_nothing_is_refused(shell: Shell) -> None:
+    everything = str(all_heads(model_of(shell)))
+    with pytest.raises(InputError, match="leaves no head"):
+        choose(shell, f"not:{everything}")
+
+
+def test_the_resampled_place_is_drawn_by_the_seed(shell: Shell) -> None:
+    places = []
+    for seed in ("0", "0", "1", "2"):
+        shell.ran(
+            "probe",
+            "--ablate",
+            HEADS,
+            "--how",
+            "resample",
+            "--seed",
+            seed,
+            "--limit",
+            "1",
+            out=f"s{len(places)}",
+        )
+        about = shell.about("probe", f"s{len(places)}")["provenance"]["ablated"]["reference"]
+        places.append((about["item"], about["position"]))
+    assert places[0] == places[1] and len(set(places)) > 1
+    assert np.isfinite(shell.table("measures", "s0")["value"]).all()

@@ -1,0 +1,84 @@
+"""backfire cut: rows are those of hooked full forwards, sources are the tokens they say, no cut removes nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mech.engine import Engine
+from mech.interventions import NOTHING, cut_edges
+from mech.patching import all_heads
+from mech.queries import Query
+from probes.edge_sources import edge_sources
+from probes.scoring import asks
+from probes.toolshed_items import build_toolshed_items
+from probes.wording import load_wording
+from tests.mech_cases import FolderFactory, one_thread  # noqa: F401 - a fixture
+from tests.study_cases import ITEMS, Shell, loaded_once, shell  # noqa: F401 - a fixture
+from tests.tolerances import NATS
+
+WORDING = load_wording()
+WORDS = ["--k", "2", "--controls", "1"]
+
+
+def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shell) -> None:
+    said = shell.ran("cut", *WORDS)
+    shell.ran("cut", *WORDS, "--engine", "reference", out="slow")
+    rows, slow = shell.lines("cuts"), shell.lines("cuts", "slow")
+    assert [row["id"] for row in rows] == [row["id"] for row in slow]
+    for one, other in zip(rows, slow, strict=True):
+        assert abs(one["logprob"] - other["logprob"]) <= NATS and abs(one["before"] - other["before"]) <= NATS
+    table = shell.table("knockout").set_index(["sources", "set"])
+    assert set(table.index.get_level_values("sources")) == {"record", "observation", "goal", "earlier"}
+    assert set(table.index.get_level_values("set")) == {"all", "top2", "top2/random0"}
+    by_id = {row["id"]: row for row in rows}
+    items = sorted({row["item_id"] for row in rows})
+    copy = [by_id[f"{i}|none"]["logprob"] - by_id[f"{i}|none"]["before"] for i in items]
+    removed = [by_id[f"{i}|none"]["logprob"] - by_id[f"{i}|record|all"]["logprob"] for i in items]
+    assert table.loc[("record", "all"), "share"] == pytest.approx(sum(removed) / sum(copy))
+    assert table.loc[("record", "all"), "effect_nats"] == pytest.approx(np.mean(removed))
+    assert table.loc[("earlier", "all"), "n"] == 1  # one of the items has a step
+    assert any("record" in line for line in said.out)
+
+
+def test_a_killed_run_goes_on_and_another_set_is_refused(shell: Shell) -> None:
+    shell.ran("cut", *WORDS)
+    whole = shell.path("cuts.jsonl").read_bytes()
+    first = whole.splitlines(keepends=True)
+    shell.path("cuts.jsonl").write_bytes(b"".join(first[:5]) + first[5][:20])
+    shell.ran("cut", *WORDS)
+    assert sorted(shell.path("cuts.jsonl").read_bytes().splitlines()) == sorted(whole.splitlines())
+    shell("cut", "--k", "3", "--controls", "1").sentence("other settings")
+
+
+def test_the_sources_are_the_tokens_they_are_called(shell: Shell) -> None:
+    model = loaded_once(str(shell.model))
+    engine = Engine(model)
+    for item in build_toolshed_items(3, n_tasks=12)[::9]:
+        [ask] = asks(model, item, ["neut"], WORDING, ["failed"])
+        found = edge_sources(engine, item, "neut", WORDING)
+        text = {
+            kind: model.tokenizer.decode([ask.query.prompt[at] for at in where])
+            for kind, where in found.items()
+        }
+        assert text["record"] == item.failed_action
+        n = len(ask.query.action)
+        assert text["goal"].endswith("<end>\n") and item.goal[-min(n, 30) + 6 :] in text["goal"]
+        turn = f"<turn>user\n{WORDING.observation_prefix}{item.obs_neutral}<end>\n"
+        assert turn.startswith(text["observation"])
+        assert ("earlier" in found) == bool(item.step_index)
+        if item.step_index:
+            assert f"<turn>assistant\n{item.prefix_actions[-1]}<end>\n".endswith(text["earlier"])
+        places = [at for where in found.values() for at in where]
+        assert len(set(places)) == len(places) and all(len(where) <= n for where in found.values())
+
+
+def test_cutting_nothing_is_the_uncut_run_and_cutting_the_record_is_not(shell: Shell) -> None:
+    model = loaded_once(str(shell.model))
+    engine, item = Engine(model), ITEMS[1]
+    [ask] = asks(model, item, ["neut"], WORDING, ["failed"])
+    record = edge_sources(engine, item, "neut", WORDING)["record"]
+    changes = [NOTHING, cut_edges(all_heads(model), ()), cut_edges(all_heads(model), record)]
+    queries = [Query(ask.query.prompt, ask.query.action, change) for change in changes]
+    uncut, nothing, cut = engine.score(queries, len(ask.query.prompt) - 1)
+    assert nothing.total == uncut.total and abs(cut.total - uncut.total) > 10 * NATS
