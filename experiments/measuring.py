@@ -17,7 +17,7 @@ from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.session import Session
 from mech.errors import InputError
-from probes.breakdowns import breakdown, item_attributes
+from probes.breakdowns import breakdown, item_attributes, small_cells
 from probes.conditions import AS_LONG_AS
 from probes.decompose import decompose, equivalences
 from probes.items import Item
@@ -95,7 +95,8 @@ def derive(folder: RunFolder, session: Session, delta: float) -> Tables:
         "decomposition": decompose(measures, rng_for),
         "equivalence": equivalences(measures, parts, rng_for),
         "breakdown": breakdown(measures, item_attributes(rows), rng_for),
-        "manipulations": manipulations(measures, rng_for, delta),
+        "small_cells": small_cells(measures, item_attributes(rows)),
+        "manipulations": manipulations(measures, rng_for, delta).assign(bound=delta),
     }
     if {"pre", "neut", "fail"} <= set(rows["condition"]):
         tables["profiles"] = profiles(rows, rng_for)
