@@ -16,15 +16,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import envs.base
 import envs.coderepair
 import envs.sandbox
 import probes.coderepair_items
+import probes.items
+import probes.pools
 from envs.coderepair.problems import Problem, bundled_problems, load_problems
-from experiments.durable import writing
 from experiments.options import existing
 from experiments.places import checkpoint_cache
 from experiments.progress import bar
-from probes.coderepair_items import build_coderepair_items
+from mech.errors import InputError
+from probes.coderepair_items import coderepair_pool
 from probes.items import Item, dump_items, load_items
 from probes.toolshed_items import build_toolshed_items
 
@@ -54,20 +57,33 @@ def executed_once(seed: int, problems: Sequence[Problem], cache_dir: Path, quiet
     place = cache_dir / "items" / f"coderepair-{pool_key(seed, problems)[:24]}.jsonl"
     if place.is_file():
         return load_items(place)
-    logger.info("executing the mutants of %d programs, once: %s", len(problems), place)
-    with bar("execute", quiet) as told:
-        items = build_coderepair_items(seed, problems, on_progress=told)
-    with writing(place):
+    try:  # before minutes of executing
         place.parent.mkdir(parents=True, exist_ok=True)
-    dump_items(items, place)
-    return items
+    except OSError as error:
+        raise InputError(
+            f"The folder {place.parent} cannot be written ({error.strerror}): set BACKFIRE_CACHE."
+        ) from error
+    logger.info("executing the mutants of %d programs, once: %s", len(problems), place)
+    try:
+        with bar("execute", quiet) as told:
+            pool = coderepair_pool(seed, problems, on_progress=told)
+    except RuntimeError as error:
+        raise InputError(f"The sandbox cannot work here: {error}") from error
+    reasons = "; ".join(f"{task}: {why}" for task, why in sorted(pool.left_out.items()))
+    if not pool.items:
+        raise InputError(f"No decision point comes of these problems ({reasons}).")
+    if reasons:
+        logger.warning("%d problems left out: %s", len(pool.left_out), reasons)
+    dump_items(pool.items, place)
+    return pool.items
 
 
 def pool_key(seed: int, problems: Sequence[Problem]) -> str:
     """SHA-256 over all that the pool follows from."""
-    sources = [Path(probes.coderepair_items.__file__)]
+    modules = (probes.coderepair_items, probes.items, probes.pools, envs.base)
+    sources = [Path(str(module.__file__)) for module in modules]
     for room in (envs.coderepair, envs.sandbox):
         sources += sorted(Path(str(room.__file__)).parent.rglob("*.py"))
     code = [hashlib.sha256(source.read_bytes()).hexdigest() for source in sources]
-    described = [seed, [asdict(problem) for problem in problems], code, list(sys.version_info[:2])]
+    described = [seed, [asdict(problem) for problem in problems], code, sys.version]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()

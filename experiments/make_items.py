@@ -16,7 +16,8 @@ FILE = Option("out", Path, None, "file to write the items to", presentation=True
 def run(args: argparse.Namespace) -> Report:
     """Make (or read and select) items; write them where --out says."""
     items = read_items(args)
-    lines = [f"{len(items)} items, {len({item.task_id for item in items})} tasks, environment {args.env}"]
+    environments = ", ".join(sorted({item.env for item in items}))
+    lines = [f"{len(items)} items, {len({item.task_id for item in items})} tasks, environment {environments}"]
     for title, counts in (
         ("operators", Counter(item.operator for item in items)),
         ("error families", Counter(item.error_type for item in items)),

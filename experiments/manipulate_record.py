@@ -69,7 +69,7 @@ class Choice:
 
 _NEEDS: Mapping[str, tuple[Callable[[Item], bool], str]] = {
     "fail_other": (lambda item: bool(item.distractors), "distractor"),
-    "fail_unrelated": (lambda item: UNRELATED[0] in item.meta, "unrelated call in the pool"),
+    "fail_unrelated": (lambda item: set(UNRELATED) <= set(item.meta), "unrelated call in the pool"),
     "quote_matched": (
         lambda item: item.failed_action in item.obs_fail_echo,
         "failed action in obs_fail_echo",

@@ -18,7 +18,7 @@ from experiments.records import RunFolder
 from experiments.session import Session
 from mech.errors import InputError
 from mech.interventions import NOTHING, Intervention
-from probes.breakdowns import breakdown, item_attributes
+from probes.breakdowns import breakdown, item_attributes, small_cells
 from probes.conditions import AS_LONG_AS
 from probes.decompose import decompose, equivalences
 from probes.items import Item
@@ -101,7 +101,8 @@ def derive(folder: RunFolder, session: Session, delta: float) -> Tables:
         "decomposition": decompose(measures, rng_for),
         "equivalence": equivalences(measures, parts, rng_for),
         "breakdown": breakdown(measures, item_attributes(rows), rng_for),
-        "manipulations": manipulations(measures, rng_for, delta),
+        "small_cells": small_cells(measures, item_attributes(rows)),
+        "manipulations": manipulations(measures, rng_for, delta).assign(bound=delta),
     }
     if {"pre", "neut", "fail"} <= set(rows["condition"]):
         tables["profiles"] = profiles(rows, rng_for)

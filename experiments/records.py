@@ -269,12 +269,13 @@ def _refuse_other_config(folder: Path, study: str, old: Mapping[str, Any], new: 
 
 
 def _refuse_other_weights(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Raise if two studies of a folder would speak of different weights: not every table names the model."""
-    before, now = ((side.get("model") or {}).get("sha256") for side in (old, new))
-    if before and now and before != now:
-        raise InputError(
-            f"{folder} was made with other weights ({before[:12]}, not {now[:12]}): choose another --out."
-        )
+    """Raise if two studies of a folder would speak of different numbers: not every table names model and precision."""
+    for name, what in (("sha256", "weights"), ("dtype", "precision"), ("device", "device")):
+        before, now = ((side.get("model") or {}).get(name) for side in (old, new))
+        if before and now and before != now:
+            raise InputError(
+                f"{folder} was made with another {what} ({before[:14]}, not {now[:14]}): choose another --out."
+            )
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`backfire scaling`: the decomposition on many models, one folder each, then one table and G against size.
 
 RUN/MODEL/ is a whole decomposition run, resumed like any other; RUN/scaling.csv, scaling_fit.csv and summary.csv
-put them together. A model that is done is not loaded again.
+put them together. A named model that is done is not loaded again; models may be added to a run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ from probes.scaling import fit_scaling, scaling_table
 from probes.stats import corrected
 
 MODELS = Option(
-    "models", str, "smollm2-135m-q4", "names, folders, .gguf files or hub ids, with commas between"
+    "models",
+    str,
+    "smollm2-135m-q4",
+    "names, folders, .gguf files or hub ids, with commas between; more may be added later",
+    presentation=True,
 )
 SHOWN = ("G", "copy", "sem", "p_repeat_fail")
 
@@ -42,7 +46,8 @@ def run(args: argparse.Namespace) -> Report:
         for name in progress(names, len(names), "models", args.quiet):
             place = out / folders[name]
             one = argparse.Namespace(**{**vars(args), "model": name, "out": place})
-            if not is_done(place, decompose_items.STUDY.settings(one)):
+            # The files behind a path may have changed since; a name means the same weights, or is refused.
+            if Path(name).exists() or not is_done(place, decompose_items.STUDY.settings(one)):
                 decompose_items.measured(one)
                 gc.collect()  # the next model is loaded when this one is gone
             identities[name] = read_run(place)["studies"]["decomposition"]["provenance"]["model"]
@@ -69,6 +74,8 @@ def folder_names(names: list[str]) -> dict[str, str]:
     if not names:
         raise InputError("Name at least one model with --models A,B,C.")
     found = {name: re.sub(r"[^A-Za-z0-9._-]+", "-", name.rstrip("/").rpartition("/")[2]) for name in names}
+    if {".", "..", ""} & set(found.values()):
+        raise InputError("A model of --models has no name of its own: write its folder's name, not . or ..")
     if len(set(names)) < len(names) or len(set(found.values())) < len(names):
         raise InputError("A model is named twice in --models (or two share the last part of their names).")
     return found
@@ -83,7 +90,9 @@ def is_done(place: Path, settings: Mapping[str, Any]) -> bool:
 
 
 def read_summary(place: Path) -> pd.DataFrame:
-    """summary.csv of one model's run."""
+    """summary.csv of one model's run; InputError where it is gone."""
+    if not (place / "summary.csv").is_file():
+        raise InputError(f"{place / 'summary.csv'} is gone: remove {place} and run the same command again.")
     return pd.read_csv(place / "summary.csv", keep_default_na=False, na_values=[""], **EXACT_FLOATS)
 
 

@@ -8,6 +8,7 @@ bar on the zero line is the range of that crossing when each model is left out i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,7 @@ def _draw_line(axes: Axes, rows: pd.DataFrame, fit: Any, ends: tuple[float, floa
 def _members(rows: pd.DataFrame, group: str) -> pd.DataFrame:
     """The models that a line was fitted to: a family's names begin with its name, after the owner's."""
     names = rows["model"].str.rsplit("/", n=1).str[-1].str.lower()
-    own = names.str.startswith(group.lower())
+    own = names.str.fullmatch(rf"{re.escape(group.lower())}([-_]\d+(\.\d+)?[mb]([^a-z0-9].*)?)?")
     return rows if group == "all" or not own.any() else rows[own]
 
 

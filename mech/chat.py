@@ -130,16 +130,20 @@ def action_ids(model: Speaker, prompt: Rendering, action: str) -> Action:
 def end_of_turn_id(model: Speaker) -> int:
     """The id of the first token that stands behind an assistant's text: with it the model says "exactly this".
 
-    Found by rendering a finished turn. A template that writes nothing there ends with the tokenizer's end of text.
+    Found by rendering a finished turn and the next one, as a transcript holds it. A template that writes nothing there
+    ends with the tokenizer's end of text.
 
     Raises:
         InputError: neither the template nor the tokenizer has an end.
     """
     said = "Zq"  # a text that no template contains
-    turns = [{"role": "user", "content": "0"}, {"role": "assistant", "content": said}]
-    _, _, behind = render(model, turns, generation_prompt=False).text.rpartition(said)
-    if behind:
-        return encode(model, behind)[0]
+    spoken = [{"role": "user", "content": "0"}, {"role": "assistant", "content": said}]
+    followed = [*spoken, {"role": "user", "content": "0"}]
+    alone, within = (
+        render(model, turns, generation_prompt=False).text.rpartition(said)[2] for turns in (spoken, followed)
+    )
+    if alone:
+        return encode(model, within)[0]
     if model.tokenizer.eos_token_id is None:
         raise InputError("This model has no end of turn: neither its template nor its tokenizer writes one.")
     return int(model.tokenizer.eos_token_id)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -64,6 +65,7 @@ class Item:
         return {"failed": self.failed_action, "gold": self.gold_action, **others}
 
 
+QUOTES = "traceback_quotes_source"  # the key of meta that says whether the error quotes a line of a×
 PER_TASK = 3  # items of one task before every task had its chance; the published samples have this cap
 _ORDER_SEED = 0  # a constant: which N items `--limit N` means must not depend on a run's own seed
 _NAMES = tuple(each.name for each in fields(Item))
@@ -107,13 +109,18 @@ def dump_items(items: Iterable[Item], path: str | os.PathLike[str]) -> None:
     """
     text = "".join(f"{item_line(item)}\n" for item in items)
     target = Path(path)
-    partial = target.with_name(f"{target.name}.partial")
+    partial: Path | None = None
     try:
-        partial.write_bytes(text.encode())
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f"{target.name}.", suffix=".partial")
+        partial = Path(name)  # of this process alone: two may write one file at once
+        with os.fdopen(handle, "wb") as file:
+            file.write(text.encode())
+        partial.chmod(0o644)
         os.replace(partial, target)
     except OSError as error:
-        with suppress(OSError):  # where nothing could be written there may be nothing to remove either
-            partial.unlink()
+        if partial is not None:
+            with suppress(OSError):  # where nothing could be written there may be nothing to remove either
+                partial.unlink()
         raise InputError(f"Cannot write the item file '{target}': {error.strerror or error}.") from error
 
 
@@ -202,6 +209,8 @@ def _type_fault(name: str, value: object) -> str | None:
     if name == "step_index":
         return None if type(value) is int and value >= 0 else "an integer from 0"
     if name == "meta":
+        if isinstance(value, dict) and value.get(QUOTES) not in (None, True, False):
+            return f"an object whose '{QUOTES}' is true, false or null"
         return None if isinstance(value, dict) else "an object"
     if name in _LISTS:
         fine = isinstance(value, list) and all(isinstance(each, str) for each in value)

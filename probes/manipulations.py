@@ -12,10 +12,12 @@ whole interval inside ±δ, never a large p.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pandas as pd
 
 from mech.errors import InputError
+from probes.conditions import MANIPULATIONS as MANIPULATED
 from probes.effects import require
 from probes.stats import N_DRAWS, RngFactory, cluster_bootstrap, equivalent, holm
 
@@ -52,8 +54,7 @@ def manipulations(
     tables = []
     for (model, env), group in measures.groupby(["model", "env"], sort=True):
         lines = []
-        for name, pairs in group[group["measure"].map(_is_delta)].groupby("measure", sort=True):
-            condition = str(name).removeprefix(_PREFIX)
+        for condition, pairs in _by_condition(group):
             rng = rng_for(f"manipulation/{model}/{env}/{condition}")
             found = cluster_bootstrap(pairs["value"], pairs["task_id"], rng, n_draws)
             gain = _mean_over(group[group["measure"] == f"G_{condition}"], pairs["item_id"])
@@ -64,9 +65,16 @@ def manipulations(
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=list(MANIPULATIONS))
 
 
-def _is_delta(measure: str) -> bool:
-    """Whether a measure is a paired difference against `fail`, in nats."""
-    return measure.startswith(_PREFIX) and not measure.endswith("_per_token")
+def _by_condition(group: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Condition → its paired differences against `fail`, in nats, one an item.
+
+    An early failure is one only where a step follows it: elsewhere `fail_early` is `fail`, whose zeros would dilute it.
+    """
+    for condition in sorted(MANIPULATED):
+        name = f"{_PREFIX}{condition}{'_moved' if condition == 'fail_early' else ''}"
+        pairs = group[group["measure"] == name]
+        if len(pairs):
+            yield condition, pairs
 
 
 def _mean_over(values: pd.DataFrame, items: pd.Series) -> float:

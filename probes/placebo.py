@@ -22,7 +22,7 @@ def with_unrelated(items: Sequence[Item], pool: Sequence[Item]) -> list[Item]:
 
     An item that already has one keeps it; one for which the pool holds no other task and tool stays without.
     """
-    return [item if UNRELATED[0] in item.meta else _with_call(item, pool) for item in items]
+    return [item if set(UNRELATED) <= set(item.meta) else _with_call(item, pool) for item in items]
 
 
 def _with_call(item: Item, pool: Sequence[Item]) -> Item:

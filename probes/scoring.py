@@ -26,7 +26,7 @@ from mech.queries import Query, Score
 from mech.trie import common_prefix
 from probes import conditions
 from probes.filler import Count
-from probes.items import Item
+from probes.items import QUOTES, Item
 from probes.wording import Wording
 
 POSITIONS = ("candidate", "record", "observation")
@@ -199,7 +199,7 @@ def attributes(item: Item) -> dict[str, Any]:
         "error_type": item.error_type,
         "template": item.template,
         "step_index": item.step_index,
-        "quotes_source": item.meta.get("traceback_quotes_source"),
+        "quotes_source": item.meta.get(QUOTES),
     }
 
 

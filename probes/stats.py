@@ -180,7 +180,8 @@ def _interval(
     lo, hi = np.quantile(draws, [tail, 1 - tail])
     # A tie must count whatever the last bit says.
     extreme = np.abs(draws - estimate) >= abs(estimate) * (1 - 1e-12)
-    p = (int(extreme.sum()) + 1) / (len(draws) + 1)
+    # C clusters have 2^C sign patterns: no fewer than 2 of them are as extreme as all of one sign.
+    p = min(1.0, max((int(extreme.sum()) + 1) / (len(draws) + 1), 2.0 ** (1 - n_clusters)))
     return Interval(estimate, float(lo), float(hi), n, n_clusters, p, False)
 
 

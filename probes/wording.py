@@ -107,6 +107,8 @@ def load_wording(path: str | os.PathLike[str] = DEFAULT_WORDING) -> Wording:
         if value is not None:
             _check_template(value, key, placeholders, name)
             texts[key] = value
+    if "{filler}" not in texts.get("pad_template", "{filler}"):
+        raise InputError(f"The 'pad_template' in the wording file '{name}' needs its {{filler}}.")
     texts["negative_instruction_join"] = _join(texts["negative_instruction_join"], name)
     gloss = record.get("error_gloss")
     if not isinstance(gloss, dict) or not all(isinstance(value, str) for value in gloss.values()):

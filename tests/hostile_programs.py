@@ -400,6 +400,42 @@ FORGERIES = (
     ),
     _program("look for the nonce with gc", "runtime_error", "import gc\ngc.get_objects()\n"),
     _program(
+        "ctypes under another module's name",
+        "runtime_error",
+        """
+        import _imp, glob, importlib.util, sys
+        [path] = [p for d in sys.path for p in glob.glob(d + "/_ctypes.*so")][:1]
+        _imp.create_dynamic(importlib.util.spec_from_file_location("x._ctypes", path))
+        """,
+        "assert True",
+    ),
+    _program(
+        "another interpreter under another module's name",
+        "runtime_error",
+        """
+        import _imp, glob, importlib.util, sys
+        names = ("_xxsubinterpreters", "_interpreters")
+        [path] = [p for d in sys.path for n in names for p in glob.glob(f"{d}/{n}.*so")][:1]
+        name = path.rsplit("/", 1)[1].split(".")[0]
+        _imp.create_dynamic(importlib.util.spec_from_file_location("x." + name, path))
+        """,
+        "assert True",
+    ),
+    _program(
+        "a library of its own by a way through the interpreter's",
+        "runtime_error",
+        """
+        import _imp, glob, importlib.util, os, shutil, sys
+        [path] = [p for d in sys.path for p in glob.glob(d + "/_json.*so")][:1]
+        own = os.path.join(os.getcwd(), "mine.so")
+        shutil.copyfile(path, own)
+        around = os.path.dirname(path) + "/" + "../" * path.count("/") + own.lstrip("/")
+        assert os.path.samefile(around, own)
+        _imp.create_dynamic(importlib.util.spec_from_file_location("_json", around))
+        """,
+        "assert True",
+    ),
+    _program(
         "look for the nonce with ctypes", "runtime_error", "import ctypes\nctypes.string_at(id(b''), 64)\n"
     ),
     _program(
@@ -760,7 +796,7 @@ TEXTS = (
     _program("recursion", "runtime_error", "def f(n):\n    return f(n + 1)\n", "assert f(0)"),
     _program(
         "recursion without a limit",
-        "runtime_error memory_limit killed",  # the interpreter's stack overflows, or its memory ends
+        "runtime_error memory_limit killed timeout",  # the stack overflows, or the memory or the time ends
         "import sys\nsys.setrecursionlimit(10**9)\ndef f(n):\n    return f(n + 1)\n",
         "assert f(0)",
     ),

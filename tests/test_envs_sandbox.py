@@ -19,7 +19,9 @@ from pathlib import Path
 import pytest
 
 from envs.errors import InputError
-from envs.sandbox import OUTCOMES, ExecResult, Frame, Limits, Sandbox
+from envs.sandbox import OUTCOMES, ExecResult, Frame, Limits, Sandbox, cleanup, seccomp
+from envs.sandbox.syscalls import ARCHITECTURES, numbers
+from envs.sandbox.verdict import Seen
 from tests.hostile_programs import HOSTILE, Hostile
 
 # What a program is held by: all that this kernel offers; without namespaces; by nothing of the kernel's.
@@ -251,10 +253,10 @@ except OSError as error:
             assert result.stdout != "5 11\n" and result.isolation.processes in ("seccomp", "limits")
 
 
-def test_too_little_memory_to_start_is_a_memory_limit() -> None:
-    with Sandbox(replace(ROOMY, memory_mb=1), workers=1) as sandbox:
-        big = sandbox.run("x = '" + "y" * 4_000_000 + "'\n", [])
-    assert outcome(big)[:2] == ("memory_limit", "MemoryError")
+def test_a_program_too_big_for_its_memory_is_a_memory_limit() -> None:
+    with Sandbox(replace(ROOMY, memory_mb=4), workers=1) as sandbox:
+        results = [sandbox.run("x = '" + "y" * size + "'\n", ["assert x"]) for size in (10**7, 10**5)]
+    assert [outcome(each)[:2] for each in results] == [("memory_limit", "MemoryError"), ("passed", "")]
 
 
 def script(text: str, *arguments: str) -> str:
@@ -578,8 +580,6 @@ def test_an_interrupted_run_does_not_answer_the_next_one() -> None:
 
 
 def test_details_that_a_program_forged_are_parsed_strictly() -> None:
-    from envs.sandbox.verdict import Seen
-
     def detail(*fields: str) -> bytes:
         return b"d" + b"".join(b"%d:%b" % (len(each), each.encode()) for each in fields)
 
@@ -607,3 +607,108 @@ def test_details_that_a_program_forged_are_parsed_strictly() -> None:
     assert seen.detail == ("runtime_error", "ValueError", "m", [("tests.py", 3, "f")])
     seen.message(b"n" * 32 + b"passed")
     assert seen.passed
+
+
+# The parts, one by one
+
+
+def filtered(program: bytes, arch: int, number: int, *arguments: int) -> int:
+    """What a seccomp filter answers, by an interpreter of the few instructions that filters are made of."""
+    data = struct.pack("=IIQ6Q", number, arch, 0, *arguments, *[0] * (6 - len(arguments)))
+    steps = list(struct.iter_unpack("=HBBI", program))
+    at = value = 0
+    while True:
+        code, if_true, if_false, constant = steps[at]
+        at += 1
+        if code == 0x06:
+            return int(constant)
+        if code == 0x20:
+            value = struct.unpack_from("=I", data, constant)[0]
+        elif code == 0x54:
+            value &= constant
+        else:
+            holds = {0x15: value == constant, 0x25: value > constant}[code]
+            at += if_true if holds else if_false
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_the_filter_denies_what_it_says_on_every_architecture(machine: str) -> None:
+    number, arch, me = numbers(machine), ARCHITECTURES[machine], 4321
+    allow, kill, eperm, eagain, enosys = 0x7FFF0000, 0x80000000, 0x50001, 0x5000B, 0x50026
+    alone, among = (
+        seccomp.build(machine, me, alone=held, may_start=held, may_change_metadata=held)
+        for held in (True, False)
+    )
+    thread, fork, new_user = 0x3D0F00, 0x1200011, 0x10000000
+    expected = [  # system call, its arguments, answer in a namespace, answer without one
+        ("socket", (2, 1), eperm, eperm),
+        ("socketpair", (1, 1 | 0x80000), allow, allow),
+        ("socketpair", (1, 2), eperm, eperm),
+        ("ptrace", (16, 1), eperm, eperm),
+        ("clone3", (), enosys, enosys),
+        ("clone", (thread,), allow, allow),
+        ("clone", (fork,), allow, eagain),
+        ("clone", (fork | new_user,), eperm, eagain),
+        ("kill", (me,), allow, allow),
+        ("kill", (0,), allow, allow),
+        ("kill", (-me & 0xFFFFFFFF,), allow, allow),
+        ("kill", (-1 & 0xFFFFFFFF,), allow, eperm),
+        ("tgkill", (me + 1, me + 1), allow, eperm),
+        ("prlimit64", (0,), allow, allow),
+        ("prlimit64", (1,), eperm, eperm),
+        ("prctl", (1,), eperm, eperm),
+        ("prctl", (15,), allow, allow),
+        ("fchmodat", (), allow, eperm),
+        ("openat", (0, 0, os.O_RDONLY | os.O_TRUNC), allow, eperm),
+        ("openat", (0, 0, os.O_WRONLY | os.O_TRUNC), allow, allow),
+    ]
+    for name, arguments, within, without in expected:
+        answers = (
+            filtered(alone, arch, number[name], *arguments),
+            filtered(among, arch, number[name], *arguments),
+        )
+        assert answers == (within, without), (name, arguments)
+    for program in (alone, among):
+        assert filtered(program, arch ^ 1, number["prctl"]) == kill  # another architecture's numbers
+        assert filtered(program, arch, 0x40000001) == kill
+        assert filtered(program, arch, 460) == enosys  # a call later than the table
+        assert len(program) // 8 < 4096
+    assert ("fork" in number) is (machine == "x86_64")
+
+
+def test_a_tree_is_removed_whatever_it_holds_and_nothing_else(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text(CONTENT)
+    top = tmp_path / "top"
+    (top / "1" / "2").mkdir(parents=True)
+    (top / "2").mkdir()
+    (top / "1" / "2" / "3").write_text("")
+    (top / "link").symlink_to(kept)
+    (top / "1" / "link").symlink_to(kept / "file")
+    (top / "loop").symlink_to(top)
+    here = os.open(top, os.O_RDONLY)
+    for _ in range(1200):  # deeper than a path may be long, and than Python recurses
+        os.mkdir("deep", dir_fd=here)
+        below = os.open("deep", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    for folder in (top / "1" / "2", top / "1", top):
+        folder.chmod(0)
+    cleanup.remove_tree(str(top))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "kept"]
+    assert (kept / "file").read_text() == CONTENT
+    cleanup.remove_tree(str(top))  # gone already
+
+
+def test_an_interpreter_that_does_not_start_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = children()
+    with Sandbox(workers=1) as sandbox:
+        for executable, words in (("/bin/false", "did not start"), ("", "does not know its own executable")):
+            monkeypatch.setattr(sys, "executable", executable)
+            with pytest.raises(RuntimeError, match=words):
+                sandbox.run("x = 1", [])
+        monkeypatch.undo()
+        assert sandbox.run("x = 1", []).outcome == "passed"
+    assert children() == before

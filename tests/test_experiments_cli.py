@@ -24,7 +24,7 @@ from tests.study_cases import ITEMS, Shell, shell  # noqa: F401 - a fixture
 
 ALL: dict[str, Study] = {name: import_module(module).STUDY for name, module in STUDIES.items()}
 OPTIONS = [(name, option) for name, study in ALL.items() for option in study.options]
-PRESENTATION = {"out", "cache", "quiet", "keep", "format"}
+PRESENTATION = {"out", "cache", "quiet", "keep", "format", "models"}
 
 
 def parse(study: str, *words: str) -> argparse.Namespace:

@@ -64,15 +64,18 @@ def test_decomposition_scores_the_core_and_derives_every_table(shell: Shell) -> 
 def test_manipulations_are_paired_with_the_standard_record(shell: Shell) -> None:
     said = shell.ran("manipulations", "--conditions", "all")
     values, table = wide(shell), shell.table("manipulations").set_index("condition")
-    assert set(table.index) == {*MANIPULATIONS, "fail_early_moved"}
+    assert set(table.index) == set(MANIPULATIONS)
     logprob = {row["id"]: row["logprob"] for row in shell.lines("scores")}
     for name in MANIPULATIONS:
         items = [i for i in values.index if f"{i}|{name}|failed" in logprob]
-        assert len(items) == table.loc[name, "n"] == (2 if name == "fail_unrelated" else 3)
+        if name == "fail_early":  # elsewhere it is fail
+            items = [item.item_id for item in ITEMS[:3] if item.step_index]
+        n = {"fail_unrelated": 2, "fail_early": 1}.get(name, 3)
+        assert len(items) == table.loc[name, "n"] == n
         deltas = [logprob[f"{i}|{name}|failed"] - logprob[f"{i}|fail|failed"] for i in items]
         assert table.loc[name, "delta"] == pytest.approx(np.mean(deltas))
-        assert table.loc[name, "G"] == pytest.approx(values[f"G_{name}"].mean())
-    assert table.loc["fail_early_moved", "n"] == 1  # one item has a step before it
+        assert table.loc[name, "G"] == pytest.approx(values.loc[items, f"G_{name}"].mean())
+    assert (table["bound"] == 0.5).all() and table["p"].min() >= 0.5  # two tasks cannot say more
     assert any("quote_matched" in line for line in said.out)
     assert "left out: fail_unrelated: 1 items have no unrelated call in the pool" in said.out
 
@@ -158,7 +161,12 @@ def test_scaling_puts_many_models_into_one_table_and_runs_none_twice(
     before = contents(shell.tmp / "run")
     shell.ran("scaling", "--models", names)
     after = contents(shell.tmp / "run")
-    assert {name for name in before if before[name] != after[name]} == {"run.json"}
+    changed = {name for name in before if before[name] != after[name]}
+    assert {Path(name).name for name in changed} == {"run.json"}  # each took note of the resumption
+    shell.ran(
+        "scaling", "--models", ",".join(map(str, [*models, tiny_folder("gpt_neox")]))
+    )  # one more, later
+    assert shell.table("scaling")["model"].nunique() == 4
     assert any("slope" in line for line in said.out)
     shell("scaling", "--models", f"{models[0]},{models[0]}", out="x").sentence("named twice")
     shell("scaling", "--models", " , ", out="x").sentence("at least one model")
@@ -188,9 +196,7 @@ def test_executed_items_are_made_once_and_read_back(
     first = made(0, "a")
     assert len(first.splitlines()) > 10 and len(list(three_problems.iterdir())) == 1
     assert made(1, "b") != first and len(list(three_problems.iterdir())) == 2
-    monkeypatch.setattr(
-        "experiments.item_pools.build_coderepair_items", lambda *_, **__: pytest.fail("executed")
-    )
+    monkeypatch.setattr("experiments.item_pools.coderepair_pool", lambda *_, **__: pytest.fail("executed"))
     assert made(0, "c") == first
     assert "environment coderepair" in capsys.readouterr().out
     keys = {pool_key(seed, bundled_problems()[:n]) for seed in (0, 1) for n in (1, 2)}

@@ -66,7 +66,7 @@ def test_each_manipulation_is_a_paired_mean_beside_its_own_gain() -> None:
         2,
     )
     # Three clusterings of two tasks: 1.5, 3 and 6; none is 3 away from 3 but for 6.
-    assert (line["ci_lo"], line["ci_hi"]) == (1.5, 6.0) and line["p"] == pytest.approx(0.25, abs=0.06)
+    assert (line["ci_lo"], line["ci_hi"]) == (1.5, 6.0) and line["p"] == 0.5  # as two tasks allow
 
 
 def test_the_family_is_every_manipulation_of_one_model_and_environment() -> None:
@@ -91,9 +91,21 @@ def test_unchanged_is_shown_by_the_interval_and_not_by_a_large_p() -> None:
     assert manipulations(_measures({"fail_terse": 0.0}), _rng, delta=0.05, n_draws=2000)[
         "equivalent"
     ].tolist() == [False]
-    assert manipulations(_measures({"x": -21.0}), _rng, delta=30.0, n_draws=500)["equivalent"].tolist() == [
-        True
-    ]
+    assert manipulations(_measures({"fail_other": -21.0}), _rng, delta=30.0, n_draws=500)[
+        "equivalent"
+    ].tolist() == [True]
+
+
+def test_an_early_failure_is_measured_where_a_step_follows_and_counted_once() -> None:
+    early = _measures({"fail_early": 0.0})
+    moved = early[early["item_id"].isin(early["item_id"].unique()[:6])].assign(
+        measure="delta_fail_early_moved"
+    )
+    both = pd.concat([early, moved, _measures({"fail_k2": 1.0})], ignore_index=True)
+    table = manipulations(both, _rng, n_draws=500).set_index("condition")
+    assert list(table.index) == ["fail_early", "fail_k2"] and table.loc["fail_early", "n"] == 6
+    assert manipulations(early, _rng).empty  # no item has a step: it would be fail itself
+    assert manipulations(_measures({"no_such_way": 1.0}), _rng).empty
 
 
 def test_a_delta_that_never_varies_is_not_tested_and_not_in_the_family() -> None:

@@ -86,8 +86,16 @@ def test_p_counts_the_estimate_among_the_draws_and_is_never_zero() -> None:
 
 
 def test_p_of_two_clusters_is_known() -> None:
-    # Means 1 and 3: draws 1, 2, 3 with probability 1/4, 1/2, 1/4; none is 2 away from 2, so p is minimal.
-    assert cluster_bootstrap([1.0, 3.0], ["a", "b"], _rng(), n_draws=999).p == 1 / 1000
+    # Means 1 and 3: draws 1, 2, 3, none of them 2 away from 2: p is the least that two clusters allow.
+    assert cluster_bootstrap([1.0, 3.0], ["a", "b"], _rng(), n_draws=999).p == 0.5
+    for n_clusters in (
+        4,
+        8,
+        16,
+    ):  # all of one sign: 2 of 2^C sign patterns are as extreme, or one draw in n + 1
+        values = np.linspace(1, 2, n_clusters)
+        found = cluster_bootstrap(values, list(map(str, range(n_clusters))), _rng(), n_draws=999)
+        assert found.p == max(2.0 ** (1 - n_clusters), 1 / 1000)
     # Means -1 and 3: draws -1, 1, 3; half of them are at least 1 away from 1.
     assert cluster_bootstrap([-1.0, 3.0], ["a", "b"], _rng(), n_draws=9999).p == pytest.approx(0.5, abs=0.03)
     assert cluster_bootstrap([-1.0, 1.0], ["a", "b"], _rng()).p == 1.0

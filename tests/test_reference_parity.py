@@ -55,11 +55,13 @@ def test_rows_agree_with_an_independent_program(
     assert (found["G"] + found["copy"] + found["sem"]).abs().max() <= IDENTITY
 
 
+@pytest.mark.parametrize("env", ["toolshed", "coderepair"])
 def test_token_counts_are_the_published_ones(
-    smollm2: Model, items: dict[str, Item], wording: Wording, reference_dir: Path
+    env: str, smollm2: Model, wording: Wording, reference_dir: Path
 ) -> None:
+    items = {item.item_id: item for item in load_items(reference_dir / f"{env}_items.jsonl")}
     published = pd.read_csv(reference_dir / "ref_scores_smollm2-135m_sample.csv")
-    published = published[published["env"] == "toolshed"]
+    published = published[(published["env"] == env) & published["item_id"].isin(items)]
     ours = {
         (name, ask.condition, ask.candidate): (len(ask.query.action), len(ask.query.prompt))
         for name in published["item_id"].unique()

@@ -18,11 +18,12 @@ import builtins, marshal, os
 data = b""
 while part := os.read(0, 1 << 20):
     data += part
-codes, job, rules = marshal.loads(data)
+codes, job, memory, rules = marshal.loads(data)
 guard, inside = (dict(__name__=name, __builtins__=vars(builtins).copy()) for name in ("guard", "inside"))
 exec(marshal.loads(codes[0]), guard)
 exec(marshal.loads(codes[1]), inside)
-inside["main"](job, guard["make_guard"], rules)
+del data
+inside["main"](job, memory, guard["make_guard"], rules)
 """
 # No site, no user site: the standard library only. Text is UTF-8 whatever the locale.
 FLAGS = ("-s", "-S", "-B", "-X", "utf8", "-c", SCRIPT)
@@ -37,7 +38,8 @@ def payload() -> tuple[bytes, bytes]:
 
 
 def packed(setting: Setting, folder: str, job: dict[str, Any]) -> bytes:
-    """What the interpreter reads: code, (program, setup, tests), and the guard's rules."""
+    """What the interpreter reads: code, (program, setup, tests), its limit of memory, and the guard's rules."""
+    most = setting.memory_base + (setting.limits.memory_mb << 20) if setting.memory_base else 0
     isolation = setting.plan.isolation
     rules = (
         setting.extensions,
@@ -45,4 +47,4 @@ def packed(setting: Setting, folder: str, job: dict[str, Any]) -> bytes:
         isolation.network == "none",
         isolation.processes == "limits",
     )
-    return marshal.dumps((setting.payload, (job["program"], job["setup"], job["tests"]), rules))
+    return marshal.dumps((setting.payload, (job["program"], job["setup"], job["tests"]), most, rules))

@@ -19,7 +19,6 @@ from envs.sandbox.plan import Setting
 from envs.sandbox.syscalls import ARCHITECTURES, numbers
 
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
-_RESERVE = 16 << 20  # bytes above the memory limit, which only the report of a failure takes
 _DESCRIPTORS = 256
 _FIRST_FREE = 10  # descriptors below are the program's
 
@@ -66,16 +65,13 @@ def become_program(setting: Setting, ends: Ends, folder: str) -> NoReturn:
 
 
 def _set_limits(setting: Setting) -> None:
-    limits = setting.limits
+    limits = setting.limits  # memory's is set by the interpreter itself, when it is ready for the program
     pairs = {
         "RLIMIT_CPU": (limits.cpu_s, limits.cpu_s + 1),
         "RLIMIT_FSIZE": (limits.file_mb << 20, limits.file_mb << 20),
         "RLIMIT_NOFILE": (_DESCRIPTORS, _DESCRIPTORS),
         "RLIMIT_CORE": (0, 0),
     }
-    if setting.memory_base:
-        most = setting.memory_base + (limits.memory_mb << 20)
-        pairs["RLIMIT_AS"] = (most, most + _RESERVE)
     if setting.plan.may_start_processes:
         # The kernel counts a user's processes in this namespace: with one user, the server and its child are two.
         own = 1 if setting.plan.two_users else 3

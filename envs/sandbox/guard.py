@@ -53,6 +53,8 @@ def make_guard(
         arguments: tuple[Any, ...],
         plain: Callable[[str], str] = str.__str__,
         begins: Callable[..., bool] = str.startswith,
+        after: Callable[..., tuple[str, str, str]] = str.rpartition,
+        has: Callable[..., bool] = str.__contains__,
         memory: frozenset[str] = _MEMORY,
         modules: tuple[str, ...] = _MODULES,
         started: frozenset[str] = _PROCESSES if processes else frozenset(),
@@ -68,9 +70,11 @@ def make_guard(
     ) -> None:
         if event == "import":
             name, path = arguments[:2]
-            if is_a(name, text) and begins(plain(name), modules):
+            # An extension's own name is what stands behind the last dot: `x._ctypes` is _ctypes too.
+            last = after(plain(name), ".")[2] if is_a(name, text) else ""
+            if is_a(name, text) and (begins(plain(name), modules) or begins(last, modules)):
                 raise missing(f"no module {plain(name)} in the sandbox")
-            if is_a(path, text) and not begins(plain(path), extensions):
+            if is_a(path, text) and (has(plain(path), "/../") or not begins(plain(path), extensions)):
                 raise missing("only the interpreter's own extension modules in the sandbox")
         elif event in memory or begins(event, "ctypes."):
             raise refusal(f"{event} is not available in the sandbox")

@@ -31,16 +31,25 @@ NONCE_BYTES = 32
 _LONGEST_NAME, _LONGEST_MESSAGE = 200, 4000
 _KEPT = 10  # frames at either end
 _ENOMEM = 12
+_RESERVE = 16 << 20  # bytes above the limit of memory, for the report of a failure
+_STARVED = b"d12:memory_limit11:MemoryError0:"
 
 Unit = tuple[bytes, Callable[..., object], tuple[Any, ...]]
 Place = tuple[str, int, str]
 
 
 def main(
-    job: tuple[str, list[str], list[str]], make_guard: Callable[..., Any], rules: tuple[Any, ...]
+    job: tuple[str, list[str], list[str]],
+    memory: int,
+    make_guard: Callable[..., Any],
+    rules: tuple[Any, ...],
 ) -> None:
-    """Run (program, setup, tests) under the guard, send what came of it over the channel, end the process."""
+    """Run (program, setup, tests) under the guard, send what came of it over the channel, end the process.
+
+    memory: bytes of address space the process may have from here on, 0 for no limit.
+    """
     namespace = _prepare()
+    _limit_memory(memory)
     report = _make_report()
     sys.addaudithook(make_guard(*rules))
     try:
@@ -77,6 +86,14 @@ def _prepare() -> dict[str, Any]:
     module.__dict__["__file__"] = SOLUTION
     module.__dict__["__builtins__"] = builtins
     return module.__dict__
+
+
+def _limit_memory(most: int) -> None:
+    import resource
+
+    ceiling = resource.getrlimit(resource.RLIMIT_AS)[1]
+    if most and ceiling in (resource.RLIM_INFINITY, max(ceiling, most + _RESERVE)):
+        resource.setrlimit(resource.RLIMIT_AS, (most, most + _RESERVE))
 
 
 def _compile_all(
@@ -160,6 +177,12 @@ def _make_report() -> Callable[..., None]:
     signals = __import__("_signal")  # not `signal`, which imports much that a bare interpreter has not
 
     def report(error: BaseException, note: bytes = b"") -> None:
+        try:
+            tell(error, note)
+        except MemoryError:  # not even the reserve is enough
+            write(CHANNEL, _STARVED)
+
+    def tell(error: BaseException, note: bytes) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         if soft != hard:
             resource.setrlimit(resource.RLIMIT_AS, (hard, hard))

@@ -91,7 +91,7 @@ class _Run:
             pass
         os.close(self.feed)
         started = self._watch(START_S, until_ready=True)
-        if not self.seen.ready and not self.seen.starved:
+        if not self.seen.ready:
             self._end()
             return {"error": self.seen.complaint(started)}
         begin = time.monotonic()

@@ -20,6 +20,7 @@ from envs.sandbox.limits import Limits
 from envs.sandbox.referee import START_S
 from envs.sandbox.wire import read_to_end, receive, send, write_all
 
+_OWN_CODE = 2 << 20  # bytes for the code that runs the program: the interpreter grows by whole MiB
 _REHEARSAL_LIMITS = Limits(wall_s=10.0)
 # It reads from the interpreter, writes to its folder, and meets its descriptors.
 _REHEARSAL = {
@@ -88,12 +89,13 @@ def _own_root() -> str:
 
 
 def _fresh_address_space(interpreter: str) -> int:
-    """Bytes of address space of an interpreter that has done nothing; 0 where the system does not say."""
+    """Bytes of address space of an interpreter that has done nothing but wait; 0 where the system does not say."""
     question = "import _sitebuiltins, resource; print(open('/proc/self/statm').read().split()[0])"
     flags = bootstrap.FLAGS[: bootstrap.FLAGS.index("-c")]
     command = [interpreter, *flags, "-c", question]
     answer = subprocess.run(command, env={}, capture_output=True, text=True, timeout=START_S, check=False)
-    return int(answer.stdout) * os.sysconf("SC_PAGE_SIZE") if answer.stdout.strip().isdigit() else 0
+    pages = int(answer.stdout) if answer.stdout.strip().isdigit() else 0
+    return pages * os.sysconf("SC_PAGE_SIZE") + _OWN_CODE if pages else 0
 
 
 def _impossible(setting: plan.Setting) -> str:

@@ -59,11 +59,6 @@ class Seen:
         elif data[:1] == b"d" and self.detail is None:
             self.detail = _detail(data[1:])
 
-    @property
-    def starved(self) -> bool:
-        """Whether memory ended before the interpreter was ready, so that only its own code can have said so."""
-        return not self.ready and self.text[False].rstrip().endswith(b"MemoryError")
-
     def complaint(self, in_time: bool) -> str:
         """Why the interpreter did not start, as far as it said."""
         said = self._complaint or self.text[False].decode("utf-8", "replace").strip()
@@ -115,8 +110,6 @@ def judge(
 
 def _outcome(seen: Seen, in_time: bool, status: int, cpu_used_up: bool) -> Detail:
     nothing: list[tuple[str, int, str]] = []
-    if seen.starved:
-        return "memory_limit", "MemoryError", "", nothing
     if seen.over:
         return "output_limit", "", "", nothing
     if seen.passed:
