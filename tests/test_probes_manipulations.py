@@ -98,9 +98,9 @@ def test_unchanged_is_shown_by_the_interval_and_not_by_a_large_p() -> None:
 
 def test_an_early_failure_is_measured_where_a_step_follows_and_counted_once() -> None:
     early = _measures({"fail_early": 0.0})
-    moved = early[early["item_id"].isin(early["item_id"].unique()[:6])].assign(
-        measure="delta_fail_early_moved"
-    )
+    paired = early[early["measure"] == "delta_fail_early"]
+    some = paired["item_id"].isin(paired["item_id"].unique()[:6])
+    moved = paired[some].assign(measure="delta_fail_early_moved")
     both = pd.concat([early, moved, _measures({"fail_k2": 1.0})], ignore_index=True)
     table = manipulations(both, _rng, n_draws=500).set_index("condition")
     assert list(table.index) == ["fail_early", "fail_k2"] and table.loc["fail_early", "n"] == 6

@@ -19,7 +19,7 @@ it starts; processes and threads are counted only in namespaces (elsewhere it ma
 What a verdict is worth. "passed" takes a nonce that lies where no Python code can look (see `inside`). What remains:
 a program may make its own asserts true (an `==` that always is, a test that reads its caller's frames for the tests);
 byte code crafted to read the interpreter's memory could find the nonce; so could a hole in an extension module of the
-standard library, or a Python with ctypes built in (`_ctypes` in `sys.builtin_module_names`; the usual ones have it not).
+standard library, or a Python with ctypes built in (`_ctypes` in `sys.builtin_module_names`; usual ones have not).
 What a failing program says of its failure is its own word.
 
 What this is not: a defence against holes in the kernel, against measuring time or load, or against a program that
