@@ -110,14 +110,15 @@ def test_a_missing_file_is_named(flag: str, done: Shell) -> None:
 def test_a_transcript_longer_than_the_learned_positions_is_refused(
     shell: Shell, tiny_folder: FolderFactory
 ) -> None:
-    long = dataclasses.replace(ITEMS[0], goal="Look after it. " * 200)  # bytes are tokens of the tiny models
+    long = dataclasses.replace(ITEMS[0], goal="Look after it. " * 140)  # bytes are tokens of the tiny models
     dump_items([long], shell.tmp / "long.jsonl")
     for engine in ("packed", "reference"):
         said = shell(
             "probe", "--model", tiny_folder("gpt2"), "--items", shell.tmp / "long.jsonl", "--engine", engine
         )
         said.sentence("tokens, and", f"knows {N_POSITIONS} positions")
-    shell.ran("probe", "--model", tiny_folder("llama"), "--items", shell.tmp / "long.jsonl", out="rotary")
+    words = ["--items", shell.tmp / "long.jsonl", "--conditions", "pre"]
+    shell.ran("probe", "--model", tiny_folder("llama"), *words, out="rotary")
 
 
 def item_lines(count: int, folder: Path) -> list[str]:
