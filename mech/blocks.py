@@ -163,6 +163,11 @@ def run_block(
 
 def unembed(model: Model, resid: Float[Tensor, "1 node d_model"]) -> Float[Tensor, "node d_vocab"]:
     """Final norm and unembedding of chosen nodes, with the model's logit soft-cap where it has one."""
-    logits: Tensor = model.bridge.unembed(model.bridge.ln_final(resid))[0]
+    return read_out(model, model.bridge.ln_final(resid)[0])
+
+
+def read_out(model: Model, normed: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_vocab"]:
+    """Logits of what the final norm gave, soft-capped where the model does so."""
+    logits: Tensor = model.bridge.unembed(normed[None])[0]
     cap = getattr(model.hf_config, "final_logit_softcapping", None)
     return logits if cap is None else torch.tanh(logits / cap) * cap

@@ -24,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mech import reference
+from mech.blocks import read_out
 from mech.capture import everything_names
 from mech.engine import Engine, Run
 from mech.errors import InputError
@@ -154,18 +155,11 @@ def _read(model: Model, recipient: Run, norm: FrozenNorm, parts: Iterable[Tensor
     scores = []
     for part in parts:
         for chunk in part.split(step):
-            logits = _logits(model, (norm.out + norm.change(chunk)).flatten(0, 1))
+            logits = read_out(model, (norm.out + norm.change(chunk)).flatten(0, 1))
             values, best = token_logprobs(logits, tokens.repeat(len(chunk)))
             rows = zip(values.reshape(len(chunk), -1), best.reshape(len(chunk), -1), strict=True)
             scores += [Score(one.double().cpu().numpy(), flags.cpu().numpy()) for one, flags in rows]
     return scores
-
-
-def _logits(model: Model, normed: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_vocab"]:
-    """`blocks.unembed` behind the norm."""
-    logits: Tensor = model.bridge.unembed(normed[None])[0]
-    cap = getattr(model.hf_config, "final_logit_softcapping", None)
-    return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 def _changes(recipient: Run, scores: Sequence[Score]) -> list[float]:
