@@ -21,11 +21,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from scipy.stats import hypergeom, rankdata
 
 from mech.errors import InputError
 from probes.effects import by_item, rectangle, require
+from probes.ranks import places_by_value, ratio
 from probes.stats import N_DRAWS, RngFactory
 
 AGREEMENT = (
@@ -127,11 +128,11 @@ def _statistics(
     ranks = rankdata(effects, axis=1)
     taus = _kendall(np.stack(list(values.values())), effects) if values else np.empty((0, len(effects)))
     sizes = [k for k in top if 1 <= k <= effects.shape[1]]
-    places = _places(effects)
+    places = places_by_value(effects)
     for index, (name, value) in enumerate(values.items()):
         found[name, "spearman", _NO_K] = _correlation(rankdata(value), ranks)
         found[name, "kendall", _NO_K] = taus[index]
-        own = _places(value[None])
+        own = places_by_value(value[None])
         for k in sizes:
             common = ((own < k) & (places < k)).sum(axis=1)
             found[name, "jaccard", k] = common / (2 * k - common)
@@ -143,7 +144,7 @@ def _correlation(
 ) -> Float[np.ndarray, " draw"]:
     """Pearson's correlation of `one` with each row of `many`; NaN where either does not vary."""
     a, b = one - one.mean(), many - many.mean(axis=1, keepdims=True)
-    return _ratio(b @ a, np.sqrt((a @ a) * (b * b).sum(axis=1)))
+    return ratio(b @ a, np.sqrt((a @ a) * (b * b).sum(axis=1)))
 
 
 def _kendall(
@@ -156,7 +157,7 @@ def _kendall(
     for block in _blocks(len(effects), max(1, len(low))):
         signs = np.sign(effects[block][:, low] - effects[block][:, high]).astype(np.float32)
         untied = np.outer((own != 0).sum(axis=1), (signs != 0).sum(axis=1)).astype(float)
-        out[:, block] = _ratio((own @ signs.T).astype(float), np.sqrt(untied))
+        out[:, block] = ratio((own @ signs.T).astype(float), np.sqrt(untied))
     return out
 
 
@@ -164,14 +165,6 @@ def _blocks(n: int, width: int) -> Iterator[slice]:
     step = max(1, _MAX_CELLS // width)
     for start in range(0, n, step):
         yield slice(start, min(n, start + step))
-
-
-def _places(values: Float[np.ndarray, "row head"]) -> Int[np.ndarray, "row head"]:
-    """Place of each head in its row, 0 the highest; heads stand in (layer, head) order, and ties go to the first."""
-    order = np.argsort(-values, axis=1, kind="stable")
-    places = np.empty_like(order)
-    np.put_along_axis(places, order, np.arange(values.shape[1])[None], axis=1)
-    return places
 
 
 def _chance(k: int, n_heads: int) -> float:
@@ -188,10 +181,6 @@ def _interval(
         return estimate, math.nan, math.nan, True
     lo, hi = np.quantile(draws, [0.025, 0.975])
     return estimate, float(lo), float(hi), bool(lo == hi)
-
-
-def _ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
-    return np.divide(top, bottom, out=np.full(top.shape, np.nan), where=bottom > 0)
 
 
 def _score_columns(scores: pd.DataFrame, columns: Sequence[str] | None) -> list[str]:

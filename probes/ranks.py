@@ -9,7 +9,12 @@ from scipy.stats import rankdata
 
 def places(values: Float[np.ndarray, "row unit"]) -> Int[np.ndarray, "row unit"]:
     """Place of each unit in its row by magnitude, 0 the largest; ties go to the first."""
-    order = np.argsort(-np.abs(values), axis=1, kind="stable")
+    return places_by_value(np.abs(values))
+
+
+def places_by_value(values: Float[np.ndarray, "row unit"]) -> Int[np.ndarray, "row unit"]:
+    """Place of each unit in its row, 0 the highest; ties go to the first."""
+    order = np.argsort(-values, axis=1, kind="stable")
     found = np.empty_like(order)
     np.put_along_axis(found, order, np.broadcast_to(np.arange(values.shape[1]), order.shape), axis=1)
     return found
