@@ -173,7 +173,13 @@ def test_the_far_placebo_depends_on_the_pool_and_is_given_once(items: list[Item]
         {key: item.meta[key] for key in UNRELATED} for item in items[:3]
     ]
     assert with_unrelated(items, bare[:1]) == items
-    [alone] = with_unrelated(bare[:1], bare[:1])
+    near = replace(bare[0], item_id="near", failed_action="look(up=1)", gold_action="look(up=2)")
+    far = replace(near, item_id="far", task_id="another")
+    same_tool = replace(far, gold_action=bare[0].gold_action)
+    [alone] = with_unrelated(
+        bare[:1], [bare[0], near, same_tool]
+    )  # of its own task, of its own tool: neither will do
+    assert with_unrelated(bare[:1], [near, far])[0].meta[UNRELATED[0]] == far.failed_action
     with pytest.raises(InputError, match="has no unrelated call"):
         render(alone, "fail_unrelated", W)
 
