@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mech.engine import Engine, Run
 from mech.heads import Head, HeadSet
 from mech.interventions import NOTHING, Edit, Intervention, replace_heads, scale_heads
 from mech.load import load_model
@@ -39,6 +40,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def two_runs(engine: Engine, names: Sequence[str], shared: int = 0) -> tuple[Run, Run]:
+    """A recipient and a donor: one action in contexts of unequal length, with these activations kept."""
+    recipient, donor = (engine.run(Query(prompt, ACTION), names, shared) for prompt in (LEFT, RIGHT))
+    return recipient, donor
 
 
 @cache

@@ -34,6 +34,7 @@ from tests.mech_cases import (
     exact_norms,
     n_torch_hooks,
     tiny_model,
+    two_runs,
 )
 from tests.mech_cases import one_thread as one_thread
 from tests.tiny_models import FAMILIES
@@ -47,8 +48,7 @@ pytestmark = pytest.mark.usefixtures("exact_softmax", "one_thread")
 def pair(model: Model, shared: int = 0) -> tuple[Run, Run]:
     """A recipient and a donor: one action in contexts of unequal length."""
     engine, names = Engine(model), attribution_names(model)
-    recipient, donor = (engine.run(Query(prompt, ACTION), names, shared) for prompt in (LEFT, RIGHT))
-    return recipient, donor
+    return two_runs(engine, names, shared)
 
 
 def flat(found: Attribution) -> Tensor:

@@ -39,6 +39,7 @@ from tests.mech_cases import (
     FolderFactory,
     n_torch_hooks,
     tiny_model,
+    two_runs,
 )
 from tests.mech_cases import one_thread as one_thread
 from tests.tiny_models import FAMILIES
@@ -50,8 +51,7 @@ pytestmark = pytest.mark.usefixtures("exact_softmax", "one_thread")
 def pair(engine: Engine, shared: int = 0) -> tuple[Run, Run]:
     """A recipient and a donor: one action in contexts of unequal length."""
     names = direct_names(engine.model)
-    recipient, donor = (engine.run(Query(prompt, ACTION), names, shared) for prompt in (LEFT, RIGHT))
-    return recipient, donor
+    return two_runs(engine, names, shared)
 
 
 def all_changes(model: Model, recipient: Run, donor: Run) -> Tensor:

@@ -36,6 +36,7 @@ from tests.mech_cases import (
     assert_bits,
     assert_scores,
     tiny_model,
+    two_runs,
 )
 from tests.mech_cases import one_thread as one_thread
 from tests.reference_forward import llama_forward
@@ -51,8 +52,7 @@ def pair(engine: Engine, shared: int = 0) -> tuple[Run, Run]:
     """A recipient and a donor: one action in contexts of unequal length."""
     names = sweep_names(engine.model)
     names += [f"blocks.{layer}.hook_mlp_out" for layer in range(engine.model.n_layers)]
-    recipient, donor = (engine.run(Query(prompt, ACTION), names, shared) for prompt in (LEFT, RIGHT))
-    return recipient, donor
+    return two_runs(engine, names, shared)
 
 
 def largest(one: float, other: float) -> float:
