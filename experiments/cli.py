@@ -25,6 +25,8 @@ STUDIES = {
     "ablate": "experiments.ablate_heads",
     "attribute": "experiments.attribute_heads",
     "cut": "experiments.cut_edges",
+    "joint": "experiments.joint_sets",
+    "overlap": "experiments.compare_effects",
     "compare": "experiments.compare_runs",
     "bench": "experiments.bench",
     "bench-sandbox": "experiments.bench_sandbox",

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.ablating import BY
-from experiments.head_choice import choose_heads
+from experiments.head_choice import ranked_sets
 from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive, whole_numbers
 from experiments.progress import progress
 from experiments.records import RunFolder
@@ -38,7 +38,8 @@ WITHOUT = "pre"
 def run(args: argparse.Namespace) -> Report:
     """Cut for every item, set of heads and kind of source, then derive the table."""
     session = open_session(args)
-    sets = head_sets(session, args)
+    everyone = {"all": ("selected", all_heads(session.model))}
+    sets = {**everyone, **ranked_sets(session.model, args, session.rng_for)}
     about = {
         **about_items(session),
         "sets": {name: str(heads) for name, (_, heads) in sets.items() if name != "all"},
@@ -56,24 +57,6 @@ def run(args: argparse.Namespace) -> Report:
     shown = table[(table["kind"] == "selected") | (table["sources"] == "record")]
     text = frame_text(shown[["sources", "set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats", "n"]])
     return Report("\n".join([text, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
-
-
-def head_sets(session: Session, args: argparse.Namespace) -> dict[str, tuple[str, HeadSet]]:
-    """Label → (kind, heads): all heads, the selected sets, their controls.
-
-    Raises:
-        InputError: more heads are asked for than the model has, or none are left for a control.
-    """
-    sets = {"all": ("selected", all_heads(session.model))}
-    for k in args.k:
-        sets[f"top{k}"] = ("selected", choose_heads(f"top:{k}", session.model, args, session.rng_for))
-        for draw in range(args.controls):
-            spec = f"random{draw}:top:{k}"
-            sets[f"top{k}/random{draw}"] = (
-                "random",
-                choose_heads(spec, session.model, args, session.rng_for),
-            )
-    return sets
 
 
 def cut_item(

@@ -47,7 +47,7 @@ def choose_heads(
     drawn = _RANDOM.fullmatch(spec)
     if drawn:
         heads = choose_heads(drawn[2], model, args, rng_for)
-        rng = rng_for(f"control/{heads.sha256}/{int(drawn[1] or 0)}")
+        rng = rng_for(_stream_of(heads, int(drawn[1] or 0)))
         return layer_matched(heads, model.n_layers, model.n_heads, rng).heads
     if spec.startswith("not:"):
         named = choose_heads(spec.removeprefix("not:"), model, args, rng_for)
@@ -56,6 +56,33 @@ def choose_heads(
             raise InputError(f"'{spec}' leaves no head.")
         return HeadSet(rest)
     return _plain(spec, model, args).check(model.n_layers, model.n_heads)
+
+
+def ranked_sets(
+    model: Model, args: argparse.Namespace, rng_for: Callable[[str], np.random.Generator]
+) -> dict[str, tuple[str, HeadSet]]:
+    """Label → (kind, heads): the best k heads for each of `args.k`, then `args.controls` random sets of their layers.
+
+    The ranking is computed or read once. `top16/random3` is the set that `random3:top:16` names.
+
+    Raises:
+        InputError: more heads are asked for than the model has, or none are left for a control.
+    """
+    scores, _ = ranking(model, args.out, args.seed, args.by)
+    sets: dict[str, tuple[str, HeadSet]] = {}
+    for k in args.k:
+        heads = top_heads(scores, k, args.by)
+        sets[f"top{k}"] = ("selected", heads)
+        for draw in range(args.controls):
+            control = layer_matched(
+                heads, model.n_layers, model.n_heads, rng_for(_stream_of(heads, draw))
+            ).heads
+            sets[f"top{k}/random{draw}"] = ("random", control)
+    return sets
+
+
+def _stream_of(heads: HeadSet, draw: int) -> str:
+    return f"control/{heads.sha256}/{draw}"
 
 
 def _plain(spec: str, model: Model, args: argparse.Namespace) -> HeadSet:

@@ -63,6 +63,19 @@ COMPARE = (
 )
 # share of L(to) - L(pre) that cutting the heads' attention to the sources removes.
 KNOCKOUT = ("sources", "set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats", "n", "n_clusters")
+# A selected set by one method beside its controls (random | strength), whose extremes are control_lo and control_hi.
+CARRIED = (
+    *("env", "method", "direction", "set", "k", "share", "ci_lo", "ci_hi", "effect_nats"),
+    *("controls", "n_controls", "control_mean", "control_lo", "control_hi", "percentile", "p"),
+    *("excess", "excess_lo", "excess_hi", "n", "n_clusters"),
+)
+# quantity: reference (log p of the reference action) or sem (the mark of failure); change: paired, nats.
+CARRIED_OFFTARGET = (
+    *("env", "method", "set", "k", "quantity", "whole", "under", "change", "ci_lo", "ci_hi"),
+    *("delta", "equivalent", "n", "n_clusters"),
+)
+# statistic: spearman, jaccard, reliability, beyond_zero; of: the difference it is of, empty where it is of both.
+OVERLAP = ("direction", "statistic", "of", "k", "estimate", "ci_lo", "ci_hi", "chance", "n", "n_clusters")
 
 ROWS: dict[str, tuple[str, ...]] = {"scores": SCORES}
 TABLES: dict[str, tuple[str, ...]] = {
@@ -75,6 +88,9 @@ TABLES: dict[str, tuple[str, ...]] = {
     "false_negatives": FALSE_NEGATIVES,
     "screen_misses": SCREEN_MISSES,
     "knockout": KNOCKOUT,
+    "overlap": OVERLAP,
+    "carried": CARRIED,
+    "carried_offtarget": CARRIED_OFFTARGET,
     "ablation": ABLATION,
     "breakdown": BREAKDOWN,
     "decomposition": DECOMPOSITION,

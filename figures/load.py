@@ -23,6 +23,10 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "effects.csv": ("item_id", "direction", "layer", "head", "effect_nats", "share"),
     "attribution.csv": ("item_id", "direction", "site", "layer", "head", "effect_nats", "estimate_nats"),
     "ablation.csv": ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n"),
+    "carried.csv": (
+        *("env", "method", "direction", "set", "k", "share", "ci_lo", "ci_hi"),
+        *("controls", "n_controls", "control_mean", "control_lo", "control_hi", "n"),
+    ),
     "breakdown.csv": ("model", "env", "by", "level", "measure", "mean", "ci_lo", "ci_hi", "n"),
     "manipulations.csv": (
         *("model", "env", "condition", "delta", "ci_lo", "ci_hi", "n", "p_holm", "G", "equivalent"),
@@ -37,7 +41,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 }
 _TEXT = {
     *("model", "env", "measure", "item_id", "direction", "set", "kind", "by", "level", "condition", "axis"),
-    *("group", "note", "site", "equivalent"),  # true, false or empty
+    *("group", "note", "site", "equivalent", "method", "controls"),  # true, false or empty
 }
 # Before pandas 3.1 reading floats exactly is an option; since then it is the default.
 _OLD_PANDAS = tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1)

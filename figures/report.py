@@ -8,6 +8,7 @@ from pathlib import Path
 
 from figures.attribution import draw_attribution
 from figures.by_family import draw_by_family
+from figures.carried import draw_carried
 from figures.dose_curve import draw_dose_curve
 from figures.head_map import draw_head_effects, draw_head_scores
 from figures.load import FigureError, Heads, MissingTable, read_heads, selected_heads
@@ -50,6 +51,7 @@ def write_all(
         "head_scores": lambda: draw_head_scores(run, heads),
         "head_effects": lambda: draw_head_effects(run, heads),
         "score_vs_effect": lambda: draw_score_vs_effect(run, heads),
+        "carried": lambda: draw_carried(run),
         "attribution": lambda: draw_attribution(run),
         "dose_curve": lambda: draw_dose_curve(run),
     }

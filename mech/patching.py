@@ -125,23 +125,45 @@ def sweep(engine: Engine, recipient: Run, edits: Sequence[Edit]) -> list[Score]:
     return [scores[index] for index in range(len(edits))]
 
 
-@torch.no_grad()
 def patch_sets(engine: Engine, recipient: Run, donor: Run, sets: Mapping[str, HeadSet]) -> dict[str, Score]:
     """Score the recipient's action with z of all heads of a set taken from the donor together, set by set."""
     model = engine.model
     z = _donor_z(model, recipient, donor)
-    queries = [
-        patched_query(recipient, heads.check(model.n_layers, model.n_heads), z) for heads in sets.values()
+    changes = [
+        replace_heads(heads.check(model.n_layers, model.n_heads), z, "candidate") for heads in sets.values()
     ]
+    return dict(zip(sets, score_changes(engine, recipient, changes), strict=True))
+
+
+@torch.no_grad()
+def score_changes(engine: Engine, run: Run, changes: Sequence[Intervention]) -> list[Score]:
+    """Score a clean run's action under each of these interventions alone, over the run's own trunk.
+
+    Args:
+        engine: its model runs; `engine.slow` takes one hooked full forward an intervention.
+        run: a clean run.
+        changes: edits and cuts at the candidate positions; all of one intervention are made together.
+
+    Raises:
+        InputError: the run is not clean, a change acts elsewhere, or its site does not feed the computation.
+    """
+    model, query = engine.model, run.query
+    model.require_eval_mode()
+    require_clean(run)
+    for edit in (edit for change in changes for edit in change.edits):
+        if edit.where != "candidate":
+            raise InputError(f"These changes act at the candidate positions only, not at {edit.where}.")
+    engine.require_sites({edit.site for change in changes for edit in change.without_cuts})
+    queries = [Query(query.prompt, query.action, change) for change in changes]
     if engine.slow:
         engine.meter.ran += len(queries)
-        return dict(zip(sets, reference.score(model, queries), strict=True))
+        return reference.score(model, queries)
     scores: list[Score] = []
-    step = max(1, SWEEP_NODES // len(recipient.query.action))
+    step = max(1, SWEEP_NODES // len(query.action))
     for start in range(0, len(queries), step):
-        scores += packed.score_row(model, queries[start : start + step], recipient.trunk)
+        scores += packed.score_row(model, queries[start : start + step], run.trunk)
         engine.meter.ran += 1
-    return dict(zip(sets, scores, strict=True))
+    return scores
 
 
 def everything_from(model: Model, donor: Run) -> Intervention:

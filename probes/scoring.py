@@ -210,8 +210,9 @@ def decision_run(
     wording: Wording,
     keep: Sequence[str] | None = None,
     positions: Sequence[str] = ("candidate",),
+    candidate: str = "failed",
 ) -> Run:
-    """The failed call under one condition, run alone with activations kept: what patching starts from.
+    """One action under one condition, run alone with activations kept: what patching starts from.
 
     Args:
         engine: with a cache folder, a kept run is read back.
@@ -220,11 +221,12 @@ def decision_run(
         wording: how a failure is written.
         keep: TransformerLens hook names; None keeps what a head sweep needs (`mech.patching.sweep_names`).
         positions: names out of POSITIONS; the record is the failed call's turn, the observation the turn after it.
+        candidate: the action that is scored, a name out of `item.candidates()`.
 
     Raises:
-        InputError: an unknown position set, or one that this condition does not have.
+        InputError: an unknown position set, or one that this condition does not have; an unknown candidate.
     """
-    [ask] = asks(engine.model, item, [condition], wording, ["failed"])
+    [ask] = asks(engine.model, item, [condition], wording, [candidate])
     further = _known(positions)
     where = spans(engine.model, item, condition, wording) if further else {}
     wanted = {name: where[name] for name in further}

@@ -19,6 +19,10 @@ from mech.model import Model
 from probes.items import Item, dump_items
 
 FolderFactory = Callable[..., Path]
+ON_ITEMS = (
+    *("probe", "decomposition", "manipulations", "scaling"),
+    *("patch", "ablate", "cut", "joint", "attribute"),
+)
 SYSTEM = "Tools: grow(plant, cups), prune(plant)."
 
 
@@ -109,16 +113,7 @@ class Shell:
     def __call__(self, study: str, *words: str | Path, out: Path | str | None = "run") -> Said:
         """Run `backfire STUDY` in this process; words given later win. `out` names a folder in tmp."""
         base: list[str | Path] = [] if study == "scaling" else ["--model", self.model]
-        if study in (
-            "probe",
-            "decomposition",
-            "manipulations",
-            "scaling",
-            "patch",
-            "ablate",
-            "cut",
-            "attribute",
-        ):
+        if study in ON_ITEMS:
             base += ["--items", self.items, "--quiet", "yes"]
         if out is not None:
             base += ["--out", self.tmp / out]

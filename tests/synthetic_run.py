@@ -98,6 +98,7 @@ def write_run(run: Path, seed: int = 0, only_heads: bool = False) -> Path:
     effects.to_csv(run / "effects.csv", index=False)
     _attribution(effects, np.random.default_rng(seed + 2)).to_csv(run / "attribution.csv", index=False)
     _ablation(rng).to_csv(run / "ablation.csv", index=False)
+    _carried(np.random.default_rng(seed + 3)).to_csv(run / "carried.csv", index=False)
     return run
 
 
@@ -261,6 +262,22 @@ def _attribution(effects: pd.DataFrame, rng: np.random.Generator) -> pd.DataFram
     table["estimate_nats"] += rng.normal(0, 0.1, len(table))
     mlps = table[table["head"] == 0].assign(site="mlp_out", head=np.nan)
     return pd.concat([table, mlps])[list(TABLES["attribution"])]
+
+
+def _carried(rng: np.random.Generator) -> pd.DataFrame:
+    """Six methods at four sizes, selected heads above their random controls."""
+    rows = []
+    for place, method in enumerate(("noise", "denoise", "mean", "resample", "zero", "knockout")):
+        for step, k in enumerate((4, 8, 16, 32)):
+            share = 0.2 + 0.2 * step + 0.03 * place
+            control = 0.02 * step + float(rng.normal(0, 0.01))
+            own = (share, share - 0.1, share + 0.12, 24 * share)
+            spread = (20, control, control - 0.05, control + 0.07, 1.0, 1 / 21)
+            excess = (share - control, share - control - 0.1, share - control + 0.1)
+            direction = "sufficiency" if method == "denoise" else "necessity"
+            known = ("toolshed", method, direction, f"top{k}", k)
+            rows.append((*known, *own, "random", *spread, *excess, 24, 22))
+    return pd.DataFrame(rows, columns=list(TABLES["carried"]))
 
 
 def _ablation(rng: np.random.Generator) -> pd.DataFrame:

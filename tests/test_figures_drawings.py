@@ -17,7 +17,10 @@ from figures.load import head_shares
 from tests.synthetic_run import ITEMS, N_HEADS, N_LAYERS, N_SELECTED, write_run
 
 MEASURED = ("scaling", "split_bars", "repeat_probability", "manipulations", "by_family_toolshed", "profiles")
-NAMES = (*MEASURED, "head_scores", "head_effects", "score_vs_effect", "attribution", "dose_curve")
+NAMES = (
+    *MEASURED,
+    *("head_scores", "head_effects", "score_vs_effect", "carried", "attribution", "dose_curve"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +105,7 @@ def test_equal_tables_give_equal_bytes_and_the_plot_settings_of_the_caller_stay(
 
 def test_a_run_with_one_study_gives_its_figures_and_says_why_the_others_are_not_there(tmp_path: Path) -> None:
     run = write_run(tmp_path, only_heads=True)
-    for name in ("ablation.csv", "attribution.csv", "effects.csv"):
+    for name in ("ablation.csv", "attribution.csv", "carried.csv", "effects.csv"):
         (run / name).unlink()
     said: list[str] = []
     written = write_all(run, say=said.append)
