@@ -27,6 +27,7 @@ STUDIES = {
     "cut": "experiments.cut_edges",
     "joint": "experiments.joint_sets",
     "overlap": "experiments.compare_effects",
+    "mechanism": "experiments.mechanism",
     "compare": "experiments.compare_runs",
     "bench": "experiments.bench",
     "bench-sandbox": "experiments.bench_sandbox",

@@ -8,7 +8,7 @@ by their score on repeated random tokens. joint_sets.jsonl → carried.csv, carr
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,10 +42,19 @@ from probes.scoring import decision_run
 
 K = Option("k", whole_numbers, (4, 8, 16, 32), "sizes of the selected sets, best first by --by")
 CONTROLS = Option("controls", positive, 20, "random layer-matched control sets for each size")
+ABLATION_CONTROLS = Option(
+    "ablation-controls",
+    positive,
+    20,
+    "of these, how many for mean, resample and zero, which cost twice as much",
+)
+ABLATIONS = ("mean", "resample", "zero")
 BEFORE, AFTER, MARKED = "pre", "neut", "fail"
 # The condition in which a method's change of the reference action is read: the one that it acts in.
 REFERENCE_IN = {"noise": AFTER, "knockout": AFTER}
 
+Sets = Mapping[str, tuple[str, HeadSet]]
+"""Label → (kind, heads)."""
 Change = Callable[[HeadSet, str, str], Intervention]
 """(heads, action, condition) → what is done to these heads there."""
 
@@ -64,7 +73,7 @@ def run(args: argparse.Namespace) -> Report:
     sets = ranked_sets(session.model, args, session.rng_for)
     puts = {
         how: replacement(session, argparse.Namespace(**{**vars(args), "how": how, "alpha": 0.0}))
-        for how in ("mean", "resample", "zero")
+        for how in ABLATIONS
     }
     about = {
         **about_items(session),
@@ -80,7 +89,8 @@ def run(args: argparse.Namespace) -> Report:
             done = folder.done_ids("joint_sets")
             todo = [method for method in METHODS if f"{item.item_id}|{method}" not in done]
             if todo:
-                folder.append_all("joint_sets", joint_item(session, item, sets, puts, todo))
+                of_method = {method: kept(sets, method, args.ablation_controls) for method in todo}
+                folder.append_all("joint_sets", joint_item(session, item, of_method, puts))
         table, off = write_tables(folder, session, sets, args.delta)
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
@@ -90,20 +100,27 @@ def run(args: argparse.Namespace) -> Report:
     return Report("\n".join([*text, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
 
 
+def kept(sets: Sets, method: str, ablation_controls: int) -> Sets:
+    """The sets that a method is asked of: an ablation of no more controls of a size than are allowed it."""
+    if method not in ABLATIONS:
+        return sets
+    return {
+        label: one
+        for label, one in sets.items()
+        if one[0] == "selected" or int(label.rpartition("/random")[2]) < ablation_controls
+    }
+
+
 def joint_item(
-    session: Session,
-    item: Item,
-    sets: Mapping[str, tuple[str, HeadSet]],
-    puts: Mapping[str, Replacement],
-    methods: Sequence[str],
+    session: Session, item: Item, sets_of: Mapping[str, Sets], puts: Mapping[str, Replacement]
 ) -> list[dict[str, Any]]:
-    """One row a method: log p (nats) of the failed call, and of the reference action, clean and under every set."""
+    """One row a method: log p (nats) of the failed call, and of the reference action, clean and under its sets."""
     runs = clean_runs(session, item)
     changes = changes_of(session, runs, puts)
-    selected = {label: heads for label, (kind, heads) in sets.items() if kind == "selected"}
-    every = {label: heads for label, (_, heads) in sets.items()}
     rows = []
-    for method in methods:
+    for method, sets in sets_of.items():
+        selected = {label: heads for label, (kind, heads) in sets.items() if kind == "selected"}
+        every = {label: heads for label, (_, heads) in sets.items()}
         own = REFERENCE_IN.get(method, BEFORE)
         # Controls only where the effect is read; what a set does off target is asked of the selected ones.
         asked = {("failed", one): every for one in acts_in(method)}
@@ -168,9 +185,7 @@ def _scores(
     return {label: score.total for label, score in zip(sets, scores, strict=True)}
 
 
-def long_joint(
-    rows: pd.DataFrame, sets: Mapping[str, tuple[str, HeadSet]]
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+def long_joint(rows: pd.DataFrame, sets: Sets) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The kept rows as `probes.carried` reads them: effects of every set, and what selected sets do off target."""
     effects, off = [], []
     for row in rows.to_dict("records"):
@@ -178,7 +193,8 @@ def long_joint(
         delta = whole["failed|neut"] - whole["failed|pre"]
         keys = [row["env"], row["item_id"], row["task_id"], row["method"]]
         own = f"gold|{REFERENCE_IN.get(row['method'], BEFORE)}"
-        for label, (kind, heads) in sets.items():
+        for label in under["failed|pre" if row["method"] == "denoise" else "failed|neut"]:
+            kind, heads = sets[label]
             effects.append(
                 [*keys, label, kind, len(heads), effect(row["method"], whole, under, label), delta]
             )
@@ -209,7 +225,7 @@ def effect(
 
 
 def write_tables(
-    folder: RunFolder, session: Session, sets: Mapping[str, tuple[str, HeadSet]], delta: float
+    folder: RunFolder, session: Session, sets: Sets, delta: float
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """carried.csv and carried_offtarget.csv."""
     effects, off = long_joint(folder.rows("joint_sets"), sets)
@@ -223,6 +239,6 @@ STUDY = Study(
     "joint",
     "what the best heads carry of Δcopy together, by six methods, each beside random heads of its layers",
     "backfire joint --k 4,8,16,32 --controls 20 --limit 12 --out runs/first",
-    (*ON_MODEL, *ON_ITEMS, BY, K, CONTROLS, REFERENCE, DELTA, *RUNNING),
+    (*ON_MODEL, *ON_ITEMS, BY, K, CONTROLS, ABLATION_CONTROLS, REFERENCE, DELTA, *RUNNING),
     run,
 )

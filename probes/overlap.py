@@ -105,14 +105,18 @@ def _agreement(
     """Spearman and the overlaps: statistic, of, k, estimate, ends, chance."""
     n_clusters, n_heads = sums[0].shape
     taken = rng.multinomial(n_clusters, np.full(n_clusters, 1 / n_clusters), size=n_draws)
-    whole, drawn = [one.sum(0)[None] for one in sums], [taken @ one for one in sums]
-    found = [("spearman", math.nan, spearman(*whole)[0], spearman(*drawn), 0.0)]
+    (one, other), (a, b) = [part.sum(0)[None] for part in sums], [taken @ part for part in sums]
+    found: list[tuple[str, float, float, Float[np.ndarray, " draw"], float]] = [
+        ("spearman", math.nan, float(spearman(one, other)[0]), spearman(a, b), 0.0)
+    ]
     for k in [k for k in top if 1 <= k <= n_heads]:
-        found.append(("jaccard", k, _jaccard(*whole, k)[0], _jaccard(*drawn, k), _chance(k, n_heads)))
+        found.append(
+            ("jaccard", float(k), float(_jaccard(one, other, k)[0]), _jaccard(a, b, k), _chance(k, n_heads))
+        )
     lines: list[tuple[object, ...]] = []
-    for statistic, k, estimate, draws, chance in found:
+    for statistic, size, estimate, draws, chance in found:
         ends = np.quantile(draws, [0.025, 0.975]) if n_clusters > 1 else (math.nan, math.nan)
-        lines.append((statistic, "", k, float(estimate), float(ends[0]), float(ends[1]), chance))
+        lines.append((statistic, "", size, estimate, float(ends[0]), float(ends[1]), chance))
     return lines
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.ablating import Replacement
-from experiments.joint_sets import clean_runs, effect, joint_item
+from experiments.joint_sets import ABLATIONS, clean_runs, effect, joint_item
 from experiments.seeds import stream
 from experiments.session import Session
 from mech.engine import Engine
@@ -21,7 +21,7 @@ from tests.study_cases import ITEMS, Shell, loaded_once, shell  # noqa: F401 - a
 from tests.tolerances import NATS
 
 SHORT = list(ITEMS[:3])
-WORDS = ["--k", "1,2", "--controls", "2", "--reference-items", "2"]
+WORDS = ["--k", "1,2", "--controls", "2", "--ablation-controls", "1", "--reference-items", "2"]
 
 
 def session_of(shell: Shell, slow: bool = False) -> Session:
@@ -43,20 +43,21 @@ def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shel
                 assert abs(value - other["under"][key][label]) <= NATS
     table = shell.table("carried").set_index(["method", "k"])
     assert set(table.index) == {(method, k) for method in METHODS for k in (1, 2)}
-    assert set(table["n_controls"]) == {2} and set(table["n"]) == {len(SHORT)}
     by = {(row["method"], row["item_id"]): row for row in rows}
     for method in METHODS:
         chosen = [by[method, item.item_id] for item in SHORT]
+        draws = 1 if method in ABLATIONS else 2
         copy = sum(row["whole"]["failed|neut"] - row["whole"]["failed|pre"] for row in chosen)
         shares = [
             sum(effect(method, row["whole"], row["under"], label) for row in chosen) / copy
-            for label in ("top2", "top2/random0", "top2/random1")
+            for label in ("top2", "top2/random0", "top2/random1")[: 1 + draws]
         ]
         cells = table.loc[(method, 2)]
         assert cells["share"] == pytest.approx(shares[0])
         assert cells["control_mean"] == pytest.approx(np.mean(shares[1:]))
         assert cells["excess"] == pytest.approx(shares[0] - np.mean(shares[1:]))
-        assert cells["p"] == pytest.approx((sum(one >= shares[0] for one in shares[1:]) + 1) / 3)
+        assert cells["p"] == pytest.approx((sum(one >= shares[0] for one in shares[1:]) + 1) / (draws + 1))
+        assert cells["n_controls"] == draws and cells["n"] == len(SHORT)
     assert any("knockout" in line for line in said.out)
 
 
@@ -72,10 +73,10 @@ def test_effects_are_the_differences_their_docstring_says() -> None:
 def test_all_heads_together_are_the_other_run(shell: Shell) -> None:
     """With z of every head from the other run the MLPs follow: nothing is left of this one but the embedding."""
     session = session_of(shell)
-    everyone = {"all": ("selected", all_heads(session.model))}
+    everyone = dict.fromkeys(["noise", "denoise", "zero"], {"all": ("selected", all_heads(session.model))})
     puts = {how: Replacement(None) for how in ("mean", "resample", "zero")}
     for item in SHORT[1:3]:
-        noise, denoise, zero = joint_item(session, item, everyone, puts, ["noise", "denoise", "zero"])
+        noise, denoise, zero = joint_item(session, item, everyone, puts)
         whole = noise["whole"]
         assert abs(whole["failed|neut"] - whole["failed|pre"]) > 10 * NATS
         assert noise["under"]["failed|neut"]["all"] == pytest.approx(whole["failed|pre"], abs=NATS)

@@ -1,0 +1,144 @@
+"""`backfire mechanism`: the evidence that copy heads make the call repeat, all of it, in one resumable folder.
+
+Measurement, frozen heads, joint sets by six methods beside controls, exact patching of Δcopy and Δsem, attribution,
+edge knockouts, ablation; then mechanism.csv and mechanism.md, the one table. --plan yes prints the questions, the
+memory and the time first, and runs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from experiments.ablating import BY, REFERENCE
+from experiments.demo import arguments, draw
+from experiments.durable import replace
+from experiments.mechanism_stages import Stage, stages
+from experiments.mechanism_table import from_ablation, from_joint, markdown
+from experiments.options import (
+    ON_ITEMS,
+    ON_MODEL,
+    RUNNING,
+    Option,
+    Report,
+    Study,
+    positive,
+    whole_numbers,
+)
+from experiments.records import EXACT_FLOATS
+from experiments.session import Session, open_run, open_session, require_out
+from experiments.tables import frame_text
+from experiments.workload import Work, peak_bytes, rate_of, sizes
+from mech.engine import MAX_NODES
+from mech.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+K = Option("k", whole_numbers, (4, 8, 16, 32), "sizes of the selected sets, best first by prefix matching")
+CONTROLS = Option("controls", positive, 20, "random layer-matched sets of each size, at candidate positions")
+ABLATED_CONTROLS = Option("ablated-controls", positive, 3, "the same where all positions are ablated")
+DEEP = Option("deep", positive, 8, "items of the costlier stages: Δsem, edges, all positions")
+FEW = Option("few", positive, 3, "items whose estimates by gradients are checked")
+PLAN = Option(
+    "plan",
+    lambda text: text == "yes",
+    False,
+    "yes: print questions, memory and time, and stop",
+    presentation=True,
+)
+DEFAULT_ITEMS = 24
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Plan; then every stage in turn, the table and the figures."""
+    if args.env == "all":
+        raise InputError("The mechanism is told for one environment at a time: choose --env.")
+    args = argparse.Namespace(**{**vars(args), "limit": args.limit or DEFAULT_ITEMS})
+    steps = stages(args)
+    plan = planned(args, steps)
+    if args.plan:
+        return Report(plan.text)
+    logger.info("%s\n", plan.text)
+    out = require_out(args)
+    took = {}
+    for stage in steps:
+        start = time.perf_counter()
+        logger.info("== %s", stage.name)
+        report = stage.study.run(arguments(stage.study, {**vars(args), **stage.options}))
+        took[stage.name] = time.perf_counter() - start
+        logger.info("%s\n== %s took %.0f s", report.text, stage.name, took[stage.name])
+        if not report.ok:
+            return Report(f"The stage {stage.name} failed (see above).", ok=False)
+    table = write(args, plan, took)
+    draw(out)
+    return Report(f"{markdown(table)}\n{out / 'mechanism.csv'}, {out / 'mechanism.md'}, {out / 'figures'}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be run: a line a stage, with the seconds expected, and the session that was planned with."""
+
+    table: pd.DataFrame
+    bytes: float
+    session: Session
+
+    @property
+    def text(self) -> str:
+        """The plan for reading."""
+        minutes = self.table["seconds"].sum() / 60
+        lines = [
+            frame_text(self.table, 0),
+            f"in all about {minutes:.0f} minutes here, {self.table['questions'].sum():.0f} questions (hooked full "
+            f"forwards with --engine reference), {self.bytes / 2**30:.1f} GiB beside Python's own",
+        ]
+        return "\n".join(lines)
+
+
+def planned(args: argparse.Namespace, steps: Sequence[Stage]) -> Plan:
+    """The plan on this machine, now: the model is loaded, and one run is timed."""
+    session = open_session(args)
+    found = sizes(session, session.items, ("pre", "neut", "fail"))
+    rate = rate_of(session, session.items[0])
+    lines = []
+    for stage in steps:
+        work: Work = stage.work(found)
+        lines.append((stage.name, work.questions, work.nodes, work.reads, work.seconds(session.model, rate)))
+    table = pd.DataFrame(lines, columns=["stage", "questions", "nodes", "reads", "seconds"])
+    longest = found.system + max(found.contexts.values())
+    return Plan(table, peak_bytes(session.model, longest, MAX_NODES), session)
+
+
+def write(args: argparse.Namespace, plan: Plan, took: dict[str, float]) -> pd.DataFrame:
+    """mechanism.csv, mechanism.md and the suite's own entry of run.json, with what each stage took."""
+    out = Path(args.out)
+    with open_run(STUDY, args, plan.session.model, {}) as folder:
+        tables = {
+            name: pd.read_csv(out / f"{name}.csv", **EXACT_FLOATS)
+            for name in ("carried", "carried_offtarget", "removed", "controls", "offtarget")
+        }
+        env = plan.session.items[0].env
+        joint = from_joint(tables["carried"].fillna({"controls": ""}), tables["carried_offtarget"])
+        everywhere = from_ablation(env, "mean", tables["removed"], tables["controls"], tables["offtarget"])
+        table = pd.concat([joint, everywhere], ignore_index=True)
+        folder.write_table("mechanism", table)
+        replace(out / "mechanism.md", markdown(table) + "\n")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        expected = dict(zip(plan.table["stage"], plan.table["seconds"].round(1), strict=True))
+        folder.finish({"seconds": {**took}, "planned_seconds": expected, "peak_bytes": peak})
+    return table
+
+
+STUDY = Study(
+    "mechanism",
+    "the whole suite of evidence on one environment, with a plan of its cost first (--plan yes)",
+    "backfire mechanism --env toolshed --limit 24 --plan yes --out runs/mechanism",
+    (*ON_MODEL, *ON_ITEMS, BY, K, CONTROLS, ABLATED_CONTROLS, DEEP, FEW, REFERENCE, PLAN, *RUNNING),
+    run,
+)

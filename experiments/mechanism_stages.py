@@ -1,0 +1,129 @@
+"""The stages of `backfire mechanism`: which study, with which options, and what it costs.
+
+Each is a study of its own, resumed by itself in the one run folder; the suite adds nothing but the order and a table.
+Costs follow what the studies do (`experiments.workload`); where a study decides as it goes, they are what it takes at
+most.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from experiments import (
+    ablate_heads,
+    attribute_heads,
+    compare_effects,
+    cut_edges,
+    find_heads,
+    joint_sets,
+    patch_heads,
+    probe_items,
+)
+from experiments.options import Study
+from experiments.workload import Sizes, Work, context, leaves
+
+PAIRS = {"copy": ("pre", "neut"), "sem": ("neut", "fail")}
+SEQUENCE, N_SEQUENCES = 48, 8  # tokens before a random sequence repeats; sequences that heads are scored on
+PASSAGES = 1600.0  # tokens of the bundled prose and code, and of the random sequences beside them
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One study with its options; `work` is what it does for these items."""
+
+    name: str
+    study: Study
+    options: Mapping[str, Any]
+    work: Callable[[Sizes], Work]
+
+
+def stages(args: argparse.Namespace) -> list[Stage]:
+    """All stages in order: the measurement, the frozen heads, then each kind of evidence."""
+    many, few, deep = args.limit, min(args.limit, args.few), min(args.limit, args.deep)
+    k, controls = args.k, args.controls
+    n_sets, n_sizes = len(k) * (1 + controls), len(k)
+    copy, sem = ({"from": a, "to": b} for a, b in PAIRS.values())
+    return [
+        Stage("probe", probe_items.STUDY, {"limit": many}, lambda s: _probe(s) * many),
+        Stage(
+            "heads",
+            find_heads.STUDY,
+            {"scores": "all", "causal_sequences": 1, "top": 16},
+            lambda s: _heads(s, 1),
+        ),
+        Stage(
+            "joint",
+            joint_sets.STUDY,
+            {"limit": many, "k": k, "controls": controls},
+            lambda s: _joint(s, n_sets, n_sizes) * many,
+        ),
+        Stage(
+            "patch copy",
+            patch_heads.STUDY,
+            {"limit": many, **copy, "k": k},
+            lambda s: _patch(s, *PAIRS["copy"], n_sizes) * many,
+        ),
+        Stage(
+            "patch sem",
+            patch_heads.STUDY,
+            {"limit": deep, **sem, "k": k},
+            lambda s: _patch(s, *PAIRS["sem"], n_sizes) * deep,
+        ),
+        Stage("overlap", compare_effects.STUDY, {}, lambda s: Work()),
+        Stage("attribute", attribute_heads.STUDY, {"limit": few}, lambda s: _attribute(s) * few),
+        Stage(
+            "cut", cut_edges.STUDY, {"limit": deep, "k": (16,), "controls": 2}, lambda s: _cut(s, 4) * deep
+        ),
+        Stage(
+            "ablate",
+            ablate_heads.STUDY,
+            {"limit": deep, "k": k, "controls": args.ablated_controls},
+            lambda s: _ablate(s, deep) * (1 + len(k) * (1 + args.ablated_controls)),
+        ),
+    ]
+
+
+def _probe(s: Sizes) -> Work:
+    records = sum(s.contexts[name] - s.contexts["pre"] for name in ("neut", "fail", "fail", "neut"))
+    return context(s.contexts["pre"] + records) + leaves(s.failed, 9) + leaves(s.gold, 5)
+
+
+def _heads(s: Sizes, n_causal: int) -> Work:
+    scored = context(N_SEQUENCES * 2 * SEQUENCE)
+    return scored + leaves(SEQUENCE - 1, 2 * n_causal * s.n_heads, s.half)
+
+
+def _runs(s: Sizes, conditions: Sequence[str], tokens: float) -> Work:
+    """A clean run with activations kept under each condition."""
+    return context(sum(s.contexts[name] for name in conditions)) + leaves(tokens, len(conditions))
+
+
+def _joint(s: Sizes, n_sets: int, n_selected: int) -> Work:
+    """Effects of every set (pre and neut for three ablations), off-target changes of the selected ones."""
+    clean = _runs(s, ("pre", "neut", "fail"), s.failed) + _runs(s, ("pre", "neut"), s.gold)
+    return clean + leaves(s.failed, 9 * n_sets + 5 * n_selected) + leaves(s.gold, 6 * n_selected)
+
+
+def _patch(s: Sizes, source: str, target: str, n_sets: int) -> Work:
+    sweeps = leaves(s.failed, 2 * s.n_heads, s.half) + leaves(s.failed, 2 * n_sets)
+    return _runs(s, (source, target), s.failed) + sweeps
+
+
+def _attribute(s: Sizes) -> Work:
+    """A backward pass is twice a forward."""
+    units = s.n_heads + s.n_layers
+    return _runs(s, ("pre", "neut"), s.failed) + leaves(s.failed, 2 * units, s.half) + leaves(s.failed, 6)
+
+
+def _cut(s: Sizes, n_sets: int) -> Work:
+    return context(s.system + s.contexts["neut"]) + leaves(s.failed, 4 * n_sets + 2)
+
+
+def _ablate(s: Sizes, n_items: int) -> Work:
+    """One set: the system prompt once, every item's contexts, and the texts that losses are read on."""
+    item = context(s.contexts["fail"] + s.contexts["neut"] - s.contexts["pre"])
+    each = item + leaves(s.failed, 3) + leaves(s.gold, 3)
+    return each * n_items + context(s.system) + Work(PASSAGES / 60, PASSAGES, PASSAGES)
