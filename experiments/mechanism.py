@@ -43,7 +43,10 @@ logger = logging.getLogger(__name__)
 
 K = Option("k", whole_numbers, (4, 8, 16, 32), "sizes of the selected sets, best first by prefix matching")
 CONTROLS = Option("controls", positive, 20, "random layer-matched sets of each size, at candidate positions")
-ABLATED_CONTROLS = Option("ablated-controls", positive, 3, "the same where all positions are ablated")
+ABLATION_CONTROLS = Option(
+    "ablation-controls", positive, 5, "the same under mean, resample and zero ablation"
+)
+ABLATED_CONTROLS = Option("ablated-controls", positive, 3, "the same under mean ablation at all positions")
 DEEP = Option("deep", positive, 8, "items of the costlier stages: Δsem, edges, all positions")
 FEW = Option("few", positive, 3, "items whose estimates by gradients are checked")
 PLAN = Option(
@@ -139,6 +142,19 @@ STUDY = Study(
     "mechanism",
     "the whole suite of evidence on one environment, with a plan of its cost first (--plan yes)",
     "backfire mechanism --env toolshed --limit 24 --plan yes --out runs/mechanism",
-    (*ON_MODEL, *ON_ITEMS, BY, K, CONTROLS, ABLATED_CONTROLS, DEEP, FEW, REFERENCE, PLAN, *RUNNING),
+    (
+        *ON_MODEL,
+        *ON_ITEMS,
+        BY,
+        K,
+        CONTROLS,
+        ABLATION_CONTROLS,
+        ABLATED_CONTROLS,
+        DEEP,
+        FEW,
+        REFERENCE,
+        PLAN,
+        *RUNNING,
+    ),
     run,
 )

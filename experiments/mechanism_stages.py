@@ -44,7 +44,7 @@ def stages(args: argparse.Namespace) -> list[Stage]:
     """All stages in order: the measurement, the frozen heads, then each kind of evidence."""
     many, few, deep = args.limit, min(args.limit, args.few), min(args.limit, args.deep)
     k, controls = args.k, args.controls
-    n_sets, n_sizes = len(k) * (1 + controls), len(k)
+    n_sizes = len(k)
     copy, sem = ({"from": a, "to": b} for a, b in PAIRS.values())
     return [
         Stage("probe", probe_items.STUDY, {"limit": many}, lambda s: _probe(s) * many),
@@ -57,8 +57,8 @@ def stages(args: argparse.Namespace) -> list[Stage]:
         Stage(
             "joint",
             joint_sets.STUDY,
-            {"limit": many, "k": k, "controls": controls},
-            lambda s: _joint(s, n_sets, n_sizes) * many,
+            {"limit": many, "k": k, "controls": controls, "ablation_controls": args.ablation_controls},
+            lambda s: _joint(s, n_sizes, controls, min(controls, args.ablation_controls)) * many,
         ),
         Stage(
             "patch copy",
@@ -101,10 +101,12 @@ def _runs(s: Sizes, conditions: Sequence[str], tokens: float) -> Work:
     return context(sum(s.contexts[name] for name in conditions)) + leaves(tokens, len(conditions))
 
 
-def _joint(s: Sizes, n_sets: int, n_selected: int) -> Work:
-    """Effects of every set (pre and neut for three ablations), off-target changes of the selected ones."""
+def _joint(s: Sizes, n_sizes: int, controls: int, ablation_controls: int) -> Work:
+    """Effects of every set (in pre and neut for three ablations), off-target changes of the selected ones."""
     clean = _runs(s, ("pre", "neut", "fail"), s.failed) + _runs(s, ("pre", "neut"), s.gold)
-    return clean + leaves(s.failed, 9 * n_sets + 5 * n_selected) + leaves(s.gold, 6 * n_selected)
+    patched, ablated = n_sizes * (1 + controls), n_sizes * (1 + ablation_controls)
+    effects = leaves(s.failed, 3 * patched + 6 * ablated + 5 * n_sizes)
+    return clean + effects + leaves(s.gold, 6 * n_sizes)
 
 
 def _patch(s: Sizes, source: str, target: str, n_sets: int) -> Work:

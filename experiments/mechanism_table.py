@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -133,7 +134,7 @@ def _changes(rows: pd.DataFrame, sizes: Sequence[int]) -> list[str]:
     return lines
 
 
-def _share(row: Mapping[str, float] | None) -> str:
+def _share(row: Mapping[str, Any] | None) -> str:
     if row is None or math.isnan(row["share"]):
         return ""
     share = f"{row['share']:.0%}".replace("%", " %").replace("-", "−")
@@ -143,14 +144,14 @@ def _share(row: Mapping[str, float] | None) -> str:
     return f"{share} [{ends}]"
 
 
-def _control(row: Mapping[str, float] | None) -> str:
+def _control(row: Mapping[str, Any] | None) -> str:
     if row is None or not row["n_controls"] or math.isnan(row["control_mean"]):
         return ""
     ends = f"{100 * row['control_lo']:.0f} to {100 * row['control_hi']:.0f}"
     return f"{100 * row['control_mean']:.0f} % ({ends}; p {row['p']:.2f})".replace("-", "−")
 
 
-def _change(row: Mapping[str, float] | None, column: str) -> str:
+def _change(row: Mapping[str, Any] | None, column: str) -> str:
     if row is None or math.isnan(row[column]):
         return ""
     return f"{row[column]:+.2f}".replace("-", "−")
