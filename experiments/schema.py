@@ -64,6 +64,23 @@ COMPARE = (
 # share of L(to) - L(pre) that cutting the heads' attention to the sources removes.
 KNOCKOUT = ("sources", "set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats", "n", "n_clusters")
 
+# What else an ablation changes, against the whole model; equivalent: the interval lies inside ±delta.
+OFFTARGET = (
+    *("set", "kind", "k", "quantity", "whole", "ablated", "change", "ci_lo", "ci_hi"),
+    *("delta", "equivalent", "n", "n_clusters"),
+)
+# control: the kind of the controls that random_… speaks of; percentile: of 100 controls, how many remove less.
+CONTROLS = (
+    *("set", "k", "share", "random_mean", "random_lo", "random_hi", "n_controls", "p"),
+    *("control", "percentile"),
+)
+# The dose curve's area (mean share over 0 … k_max) against those of the controls; trend: Spearman of share on k.
+DOSE = (
+    *("measure", "control", "k_max", "n_sizes", "area", "ci_lo", "ci_hi", "trend"),
+    *("control_mean", "control_lo", "control_hi", "n_controls", "p", "percentile"),
+    *("n", "n_clusters", "flagged"),
+)
+
 ROWS: dict[str, tuple[str, ...]] = {"scores": SCORES}
 TABLES: dict[str, tuple[str, ...]] = {
     "measures": MEASURES,
@@ -76,6 +93,9 @@ TABLES: dict[str, tuple[str, ...]] = {
     "screen_misses": SCREEN_MISSES,
     "knockout": KNOCKOUT,
     "ablation": ABLATION,
+    "controls": CONTROLS,
+    "dose": DOSE,
+    "offtarget": OFFTARGET,
     "breakdown": BREAKDOWN,
     "decomposition": DECOMPOSITION,
     "equivalence": EQUIVALENCE,

@@ -171,6 +171,7 @@ def shell(
     monkeypatch.setenv("BACKFIRE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("experiments.session.load_model", loaded_once)
     monkeypatch.setattr("probes.offtarget.passages", lambda: ["Rain fell on the hill.", "We ate soup."])
+    monkeypatch.setattr("probes.offtarget.code_passages", lambda: ["x = [1, 2]", "for a in b:\n    c(a)"])
     items = tmp_path / "items.jsonl"
     dump_items(ITEMS[:3], items)
     return Shell(tmp_path, tiny_folder("llama"), items, capsys)

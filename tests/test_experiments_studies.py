@@ -32,6 +32,7 @@ from mech.queries import Query
 from probes.conditions import CORE
 from probes.items import dump_items, load_items
 from probes.measures import DEFINITIONS, measure
+from probes.offtarget import LOSSES
 from probes.placebo import with_unrelated
 from probes.scoring import DISTRACTORS_IN, asks, decision_run, score_item, scored
 from probes.toolshed_items import build_toolshed_items
@@ -469,10 +470,10 @@ def test_ablate_measures_no_heads_the_selected_and_their_controls(shell: Shell) 
     curve = shell.table("ablation")
     assert set(curve["kind"]) == {"none", "selected", "random"} and set(curve["k"]) == {0, 2, 3}
     assert set(curve["measure"]) == {
-        *("G", "copy", "sem", "repair", "margin_shift", "reference_logprob", "prose_loss")
+        *("G", "copy", "sem", "repair", "margin_shift", "reference_logprob", *LOSSES)
     }
-    assert len(curve) == 7 * (1 + len(sets))
-    assert curve["n"].tolist() == [1 if name == "prose_loss" else 3 for name in curve["measure"]]
+    assert len(curve) == 10 * (1 + len(sets))
+    assert curve["n"].tolist() == [1 if name in LOSSES else 3 for name in curve["measure"]]
     clean = curve[curve["kind"] == "none"].set_index("measure")["mean"]
     probed = shell.table("summary").set_index("measure")["mean"]
     for name in ("G", "copy", "sem", "repair", "margin_shift"):

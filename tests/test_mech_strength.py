@@ -1,4 +1,4 @@
-"""Head norms are those of the stock output by head; a strength control writes as much, elsewhere, and copies nothing."""
+"""Head norms are those of the stock output by head; a strength control writes as much and does not copy."""
 
 from __future__ import annotations
 
