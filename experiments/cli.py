@@ -25,6 +25,8 @@ STUDIES = {
     "ablate": "experiments.ablate_heads",
     "attribute": "experiments.attribute_heads",
     "cut": "experiments.cut_edges",
+    "placebo": "experiments.placebos",
+    "agree": "experiments.agree_scores",
     "compare": "experiments.compare_runs",
     "bench": "experiments.bench",
     "bench-sandbox": "experiments.bench_sandbox",

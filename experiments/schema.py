@@ -80,6 +80,22 @@ DOSE = (
     *("control_mean", "control_lo", "control_hi", "n_controls", "p", "percentile"),
     *("n", "n_clusters", "flagged"),
 )
+# found must meet expected, and the counterpart on the same items be alive; intervals as probes.placebo_checks says.
+PLACEBOS = (
+    *("what", "expected", "found", "ci_lo", "ci_hi", "threshold", "unit"),
+    *("counterpart", "positive", "positive_lo", "positive_hi", "alive", "passed", "n", "n_clusters"),
+)
+# Rank agreement of a score with effects; k of jaccard alone; chance: if the score ordered heads at random.
+AGREEMENT = (
+    *("direction", "score", "statistic", "k", "estimate", "ci_lo", "ci_hi", "chance"),
+    *("n", "n_clusters", "n_heads", "flagged", "uses_task_data"),
+)
+SCORE_AGREEMENT = ("score", "other", "spearman", "kendall", "n_heads", "uses_task_data")
+# Heads whose effect has its interval below 0; and a column per score beside these.
+SUPPRESSORS = (
+    *("direction", "layer", "head", "effect_nats", "ci_lo", "ci_hi", "p", "p_holm"),
+    *("n", "n_clusters", "n_heads"),
+)
 
 ROWS: dict[str, tuple[str, ...]] = {"scores": SCORES}
 TABLES: dict[str, tuple[str, ...]] = {
@@ -96,6 +112,10 @@ TABLES: dict[str, tuple[str, ...]] = {
     "controls": CONTROLS,
     "dose": DOSE,
     "offtarget": OFFTARGET,
+    "placebos": PLACEBOS,
+    "agreement": AGREEMENT,
+    "score_agreement": SCORE_AGREEMENT,
+    "suppressors": SUPPRESSORS,
     "breakdown": BREAKDOWN,
     "decomposition": DECOMPOSITION,
     "equivalence": EQUIVALENCE,
