@@ -20,7 +20,7 @@ from mech.controls import layer_matched
 from mech.errors import InputError
 from mech.head_norms import head_norms
 from mech.heads import HeadSet
-from mech.strength import LOW_IN, low_heads, strength_matched
+from mech.strength import LOW_IN, StrengthControl, low_heads, strength_matched
 
 HEADS = Option("heads", str, "top:16", "top:K by score, heads by name, a head list, not:… or random:…")
 K = Option("k", whole_numbers, None, "with top:K, the sizes of a dose curve in its place: 4,8,16,32")
@@ -30,6 +30,7 @@ CONTROLS = Option(
 STRENGTH = Option(
     "strength-controls", not_negative, 0, "control sets of heads that write as much and do not copy"
 )
+TRIES = 200  # draws in which the strength controls asked for must turn up
 
 
 @dataclass(frozen=True)
@@ -90,17 +91,26 @@ def about_sets(sets: Sequence[Ablated]) -> dict[str, Any]:
 def _by_strength(
     session: Session, args: argparse.Namespace, selected: Sequence[tuple[str, HeadSet]]
 ) -> Iterator[Ablated]:
-    """The strength controls of every selected set; norms are taken over the contexts of the mean reference."""
-    scores, _ = ranking(session.model, args.out, args.seed)
-    eligible = low_heads(scores, LOW_IN)
+    """The strength controls of every selected set, no two alike; norms are over the contexts of the mean reference."""
+    scores, _ = ranking(session.model, args.out, args.seed, args.by)
+    eligible = low_heads(scores, tuple(dict.fromkeys((*LOW_IN, args.by))))
     norms = head_norms(session.engine, reference_prompts(session, args)[1])
     for label, heads in selected:
-        for index in range(args.strength_controls):
+        drawn: dict[HeadSet, StrengthControl] = {}
+        for index in range(TRIES):
             rng = session.rng_for(f"strength/{heads.sha256}/{index}")
             control = strength_matched(heads, eligible, norms, rng)
-            yield Ablated(
-                f"{label}/strength{index}", "strength", control.heads, control.displaced, control.ratio
+            drawn.setdefault(control.heads, control)
+            if len(drawn) == args.strength_controls:
+                break
+        else:
+            raise InputError(
+                f"Of the {len(heads)} heads of {label} there are no more than {len(drawn)} strength controls: "
+                f"set --strength-controls to {len(drawn)} at most."
             )
+        for index, control in enumerate(drawn.values()):
+            name = f"{label}/strength{index}"
+            yield Ablated(name, "strength", control.heads, control.displaced, control.ratio)
 
 
 def _selected(session: Session, args: argparse.Namespace) -> list[tuple[str, HeadSet]]:

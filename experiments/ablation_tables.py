@@ -81,5 +81,6 @@ def write_tables(
         folder.write_table(name, table)
     matched = [(one.label, one.k, one.ratio, one.displaced) for one in sets if one.ratio is not None]
     if matched:
-        folder.write_table("strength", pd.DataFrame(matched, columns=["set", "k", "norm_ratio", "displaced"]))
+        columns = ["set", "k", "norm_ratio", "displaced"]
+        folder.write_table("strength", pd.DataFrame(matched, columns=columns))
     return tables

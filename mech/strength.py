@@ -1,6 +1,7 @@
 """Matched-strength control sets: heads that write as much as the selected ones and do not copy.
 
-    eligible    not selected, and below the median of all heads in every score given (prefix matching and copying)
+    eligible    not selected, and below the median of all heads in every score given: prefix matching, where nothing
+                else selected (below the median in `copying` as well is as good as random: half of all heads are at 0)
     matched     for each selected head, in an order drawn at random, one of the NEAREST eligible heads of its layer by
                 |log(norm / norm of the selected head)|, drawn at random; no head twice
     displaced   where the layer has none left, the nearest layer that has: counted
@@ -21,8 +22,8 @@ from mech.errors import InputError
 from mech.head_norms import HeadNorms
 from mech.heads import Head, HeadSet
 
-LOW_IN = ("prefix_matching", "copying")
-NEAREST = 2
+LOW_IN = ("prefix_matching",)
+NEAREST = 3
 """How many of the nearest in norm a match is drawn from: one would give the same control in every draw."""
 
 

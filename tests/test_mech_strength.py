@@ -93,25 +93,25 @@ def test_a_control_is_eligible_disjoint_of_the_same_size_and_layer_by_layer_wher
     assert control.ratio == pytest.approx(total)
 
 
-def test_the_match_is_among_the_two_nearest_in_norm_and_both_are_drawn() -> None:
-    table = torch.tensor([[5.0, 1.0, 4.0, 6.0, 9.0, 30.0]], dtype=torch.float64)
+def test_the_match_is_among_the_three_nearest_in_norm_and_each_is_drawn() -> None:
+    table = torch.tensor([[5.0, 1.0, 4.0, 6.0, 8.0, 30.0]], dtype=torch.float64)
     selected, eligible = HeadSet([Head(0, 0)]), HeadSet(Head(0, head) for head in range(6))
     drawn = [
         strength_matched(selected, eligible, HeadNorms(table, 1), np.random.default_rng(seed))
         for seed in range(40)
     ]
-    assert {str(one.heads) for one in drawn} == {"L0H2", "L0H3"}
-    assert {round(one.ratio, 9) for one in drawn} == {0.8, 1.2}
+    assert {str(one.heads) for one in drawn} == {"L0H2", "L0H3", "L0H4"}
+    assert {round(one.ratio, 9) for one in drawn} == {0.8, 1.2, 1.6}
     again = strength_matched(selected, eligible, HeadNorms(table, 1), np.random.default_rng(7))
     assert again == drawn[7]
 
 
 def test_a_head_that_writes_nothing_is_the_last_choice() -> None:
-    table = torch.tensor([[5.0, 0.0, 100.0, 90.0]], dtype=torch.float64)
+    table = torch.tensor([[5.0, 0.0, 100.0, 90.0, 0.01]], dtype=torch.float64)
     for seed in range(10):
         control = strength_matched(
             HeadSet([Head(0, 0)]),
-            HeadSet(Head(0, head) for head in (1, 2, 3)),
+            HeadSet(Head(0, head) for head in (1, 2, 3, 4)),
             HeadNorms(table, 1),
             np.random.default_rng(seed),
         )
@@ -122,10 +122,10 @@ def test_low_heads_are_below_the_median_in_every_score() -> None:
     scores = pd.DataFrame(
         {"layer": 0, "head": range(5), "prefix_matching": [0, 1, 2, 3, 4], "copying": [9, 0, 1, 2, 3]}
     )
-    assert str(low_heads(scores)) == "L0H1"  # medians 2 and 2
-    assert str(low_heads(scores, ["prefix_matching"])) == "L0H0,L0H1"
+    assert str(low_heads(scores)) == "L0H0,L0H1"
+    assert str(low_heads(scores, ["prefix_matching", "copying"])) == "L0H1"  # medians 2 and 2
     with pytest.raises(InputError, match="lack the column copying"):
-        low_heads(scores.drop(columns="copying"))
+        low_heads(scores.drop(columns="copying"), ["copying"])
 
 
 def test_too_few_low_heads_are_one_sentence() -> None:
