@@ -132,7 +132,7 @@ def logprobs(
 
 
 def self_patches(session: Session, item: Item) -> Values:
-    """Largest |effect| (nats) over heads: patched with its own value, the same run through the sweep, with another's."""
+    """Largest |effect| (nats) over heads: patched with its own value, that run through the sweep, with another's."""
     model, engine = session.model, session.engine
     before, after = (decision_run(engine, item, name, session.wording) for name in ("pre", "neut"))
     z = stacked(after, model, "attn.hook_z")
