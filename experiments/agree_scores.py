@@ -27,7 +27,7 @@ from mech.transcript_induction import TRANSCRIPT_SCORES
 from probes.agreement import agreement, between_scores
 from probes.items import select_items
 from probes.record_attention import mean_by_head, record_attention
-from probes.suppressors import suppressors
+from probes.suppressors import SUPPRESSORS, suppressors
 
 BY = "prefix_matching"  # what the other scores are compared with
 CONDITION = "neut"
@@ -117,7 +117,12 @@ def write_agreement(
     folder.write_table("agreement", agreed)
     folder.write_table("score_agreement", between)
     folder.write_table("suppressors", negative)
-    return agreed[agreed["statistic"] == "spearman"], between, negative
+    shown = [*SUPPRESSORS, "copy_suppression"] if "copy_suppression" in known else list(SUPPRESSORS)
+    return (
+        agreed.loc[agreed["statistic"] == "spearman"].drop(columns=["k", "statistic"]),
+        between,
+        negative.groupby("direction").head(8)[shown],
+    )
 
 
 STUDY = Study(

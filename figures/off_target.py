@@ -17,18 +17,18 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from figures import style
-from figures.layout import arms
+from figures.layout import arms, foot
 from figures.load import FigureError, MissingTable, is_true, read_table, refuse_doubles
 
+_SUM, _PER_TOKEN = "change, nats", "change, nats per token"
 LABELS = {
-    "sem": "Δsem, nats",
-    "reference_logprob": "reference action, nats",
-    "prose_loss": "loss on prose",
-    "code_loss": "loss on code",
-    "random_first_loss": "random tokens, first met",
-    "random_repeat_loss": "random tokens, repeated",
+    "sem": ("Δsem", _SUM),
+    "reference_logprob": ("log p(reference action)", _SUM),
+    "prose_loss": ("loss on prose", _PER_TOKEN),
+    "code_loss": ("loss on code", _PER_TOKEN),
+    "random_first_loss": ("loss, new random tokens", _PER_TOKEN),
+    "random_repeat_loss": ("loss, repeated random tokens", _PER_TOKEN),
 }
-_PER_TOKEN = "nats per token"
 _CONTROLS = {"random": ("random, layer-matched", style.RANDOM), "strength": ("same output norm", style.OTHER)}
 
 
@@ -62,20 +62,16 @@ def draw_off_target(run: Path) -> list[Path]:
     table = off_target_numbers(read_table(run, "offtarget.csv"))
     present = [name for name in LABELS if name in set(table["quantity"])]
     with style.styled():
-        figure, panels = style.new_figure(height=4.4, n_rows=2, n_columns=3)
+        figure, panels = style.new_figure(height=4.7, n_rows=2, n_columns=3)
         for axes, name in zip(panels, present, strict=False):
             _draw_panel(axes, table[table["quantity"] == name])
-            axes.set_title(
-                f"{LABELS[name]}" + ("" if "nats" in LABELS[name] else f", {_PER_TOKEN}"), fontsize=8.5
-            )
+            axes.set_title(LABELS[name][0])
+            axes.set_ylabel(LABELS[name][1])
         for axes in panels[len(present) :]:
             axes.set_axis_off()
-        panels[0].set_ylabel("change from the whole model")
-        if len(present) > 3:
-            panels[3].set_ylabel("change from the whole model")
-        figure.supxlabel("number of ablated heads k (log scale)", fontsize=9)
         handles = _handles(set(table["kind"]))
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), columnspacing=1.2)
+        axis = "number of ablated heads k (log scale)"
+        foot(figure, axis, handles, [str(handle.get_label()) for handle in handles], 3)
         return style.save(figure, table, run, "off_target")
 
 
@@ -117,12 +113,12 @@ def _draw_panel(axes: Axes, table: pd.DataFrame) -> None:
 def _handles(kinds: set[str]) -> list[Line2D | Patch]:
     line: dict[str, Any] = {"color": style.SELECTED, "marker": "o", "markersize": 5.5, "linewidth": 1.4}
     handles: list[Line2D | Patch] = [
-        Line2D([], [], **line, label="selected, inside ±δ"),
-        Line2D([], [], **line, markerfacecolor="white", label="selected, not shown"),
+        Line2D([], [], **line, label="selected: inside ±δ"),
+        Line2D([], [], **line, markerfacecolor="white", label="selected: not shown to be"),
     ]
     handles += [
         Patch(color=colour, alpha=0.5, linewidth=0, label=f"{name} (range)")
         for kind, (name, colour) in _CONTROLS.items()
         if kind in kinds
     ]
-    return [*handles, Patch(color=style.OTHER, alpha=0.18, linewidth=0, label="±δ")]
+    return [*handles, Patch(color=style.OTHER, alpha=0.18, linewidth=0, label="±δ: counts as no change")]
