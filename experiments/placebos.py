@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+import numpy as np
 import pandas as pd
 
 from experiments.ablating import ALPHA, BY, HOW, REFERENCE, WHERE, Replacement, replacement
@@ -86,9 +87,8 @@ def run(args: argparse.Namespace) -> Report:
     scores, source = ranking(session.model, args.out, args.seed, args.by)
     sets = {"selected": top_heads(scores, args.top, args.by)}
     for index in range(args.shuffles):
-        order = session.rng_for(f"{SHUFFLED}/{index}").permutation(len(scores))
-        shuffled = scores.assign(**{args.by: scores[args.by].to_numpy()[order]})
-        sets[f"{SHUFFLED}{index}"] = top_heads(shuffled, args.top, args.by)
+        rng = session.rng_for(f"{SHUFFLED}/{index}")
+        sets[f"{SHUFFLED}{index}"] = shuffled_heads(scores, args.by, sets["selected"], rng)
     placebos = Placebos(session, args, sets, replacement(session, args))
     about = {
         **about_items(session),
@@ -113,14 +113,27 @@ def run(args: argparse.Namespace) -> Report:
     shown = table.drop(columns=["threshold", "n", "n_clusters"])
     wrong = table.loc[~table["passed"], "what"].tolist()
     said = (
-        f"does not behave: {', '.join(wrong)}"
-        if wrong
-        else "every placebo finds nothing, beside a live instrument"
+        f"does not behave: {', '.join(wrong)}" if wrong else "every placebo behaves, beside a live instrument"
     )
     text = "\n".join(
         [frame_text(shown, 4), said, meter_text(meter.ran, meter.saved), f"written to {args.out}"]
     )
     return Report(text, ok=not wrong)
+
+
+def shuffled_heads(scores: pd.DataFrame, by: str, selected: HeadSet, rng: np.random.Generator) -> HeadSet:
+    """The top heads by a score that was permuted over all heads; a draw that gives the selected set is made again.
+
+    Raises:
+        InputError: all heads are selected, so that there is no other set.
+    """
+    if len(selected) >= len(scores):
+        raise InputError(f"All {len(scores)} heads are taken out: there is no other set to compare with.")
+    while True:
+        shuffled = scores.assign(**{by: rng.permutation(scores[by].to_numpy())})
+        heads = top_heads(shuffled, len(selected), by)
+        if heads != selected:
+            return heads
 
 
 def logprobs(

@@ -1,7 +1,8 @@
 """Dose and response: a measure against the number of ablated heads, selected heads against controls.
 
 Reads ablation.csv, and controls.csv where offtarget.csv is there too. Selected heads: mean and 95 % interval. Controls
-(random heads of the same layers; heads of the same output norm): the range (smallest to largest mean) over their draws, and the median.
+(random heads of the same layers; heads of the same output norm): the range, smallest to largest mean, over their
+draws, and the median.
 No ablation: the horizontal line. Under Δcopy stands, size by size, the percentile of the selected set among its
 controls by the share of Δcopy removed.
 """

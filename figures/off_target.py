@@ -26,8 +26,8 @@ LABELS = {
     "reference_logprob": ("log p(reference action)", _SUM),
     "prose_loss": ("loss on prose", _PER_TOKEN),
     "code_loss": ("loss on code", _PER_TOKEN),
-    "random_first_loss": ("loss, new random tokens", _PER_TOKEN),
-    "random_repeat_loss": ("loss, repeated random tokens", _PER_TOKEN),
+    "random_first_loss": ("loss, random tokens", _PER_TOKEN),
+    "random_repeat_loss": ("loss, repeated tokens", _PER_TOKEN),
 }
 _CONTROLS = {"random": ("random, layer-matched", style.RANDOM), "strength": ("same output norm", style.OTHER)}
 

@@ -84,7 +84,7 @@ def load_redrawn(
 
     Args:
         name: as `load_model`.
-        generator: its state decides every weight; neither it nor torch's own stream moves.
+        generator: its state decides every weight, and stays as it is.
         dtype: as `load_model`.
         device: as `load_model`.
         cache_dir: as `load_model`.

@@ -35,7 +35,9 @@ ROUNDING = 2e-4  # nats: what the engine's paths may differ by
 LIVELY = 0.02  # nats: a hundred times that
 SHUFFLED = "shuffled"
 
-_Columns = Mapping[str, pd.Series]
+_NONE = Interval(
+    math.nan, math.nan, math.nan, 0, 0, math.nan, True
+)  # of a placebo that no item could be put to
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ def placebo_table(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAW
     Args:
         rows: part, item_id, task_id, name, value. Parts: whole (pre, neut, fail, fail_unrelated, n_tokens), selected
             and shuffled0, shuffled1, … (pre, neut), redrawn and redrawn_selected (pre, neut), self (shortcut, run,
-            other), padding (whole, record, padding; the items that have padding). Values in nats.
+            other), padding (n_padding, and where it is above 0
+            whole, record, padding). Values in nats.
         rng_for: gives the streams `placebo/WHAT`.
         n_draws: bootstrap draws.
 
@@ -101,22 +104,25 @@ def _redrawn(table: _Table) -> list[tuple[object, ...]]:
         _line("redrawn_copy", expected, found, _inside(found, SMALL), SMALL, "share of real Δcopy",
               "Δcopy per token", per_token),
         _line("redrawn_ablation", expected, taken, _inside(taken, SMALL), SMALL, "share of real Δcopy",
-              "share removed", share),
+              "share removed", share, share.lo > 0 and per_token.lo > 0),
     ]  # fmt: skip
 
 
 def _shuffled(table: _Table) -> tuple[object, ...]:
     real = table.copy("whole")
     share = table.ratio("share", real - table.copy("selected"), real)
+    copies = table.ratio("redrawn_copy/positive", real, table.of("whole", "n_tokens"))
     names = sorted(part for part in table.parts if part.startswith(SHUFFLED))
     if not names:
         raise InputError("There is no set of shuffled scores to compare with.")
-    shares = np.array([(real - table.copy(name)).sum() / real.sum() for name in names])
-    p = (int((shares >= share.mean).sum()) + 1) / (len(shares) + 1)
+    shares = np.array([table.ratio("share", real - table.copy(name), real).mean for name in names])
+    known = not np.isnan([share.mean, *shares]).any()
+    p = (int((shares >= share.mean).sum()) + 1) / (len(shares) + 1) if known else math.nan
     # Its interval is where the shuffled sets lie.
     found = Interval(p, float(shares.min()), float(shares.max()), share.n, share.n_clusters, p, False)
     expected = f"at most {ALPHA:g}; interval: shares of {len(shares)} sets"
-    return _line("shuffled_scores", expected, found, p <= ALPHA, ALPHA, "p", "share removed", share)
+    alive = share.lo > 0 and copies.lo > 0  # a share of nothing that is removed is no effect
+    return _line("shuffled_scores", expected, found, p <= ALPHA, ALPHA, "p", "share removed", share, alive)
 
 
 def _unrelated(table: _Table) -> tuple[object, ...]:
@@ -142,7 +148,11 @@ def _self_patches(table: _Table) -> list[tuple[object, ...]]:
 
 
 def _padding(table: _Table) -> tuple[object, ...]:
-    whole = table.of("padding", "whole")
+    if (table.of("padding", "n_padding") > 0).any():
+        whole = table.of("padding", "whole")
+    else:
+        return _line("padding_edges", f"inside ±{MODEST:g}", _NONE, False, MODEST,
+                     "share of the cut to the call", "nats lost by the cut to the call", _NONE)  # fmt: skip
     call, words = whole - table.of("padding", "record"), whole - table.of("padding", "padding")
     found = table.ratio("padding_edges", words, call)
     cut = table.ratio("padding_edges/positive", call)

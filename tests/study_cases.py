@@ -118,6 +118,8 @@ class Shell:
             "ablate",
             "cut",
             "attribute",
+            "placebo",
+            "agree",
         ):
             base += ["--items", self.items, "--quiet", "yes"]
         if out is not None:
