@@ -18,7 +18,7 @@ from experiments.item_pools import read_pool
 from experiments.options import ENV, ITEMS, ON_MODEL, PROBLEMS, RUNNING, SEED, WORDING, Report, Study
 from experiments.patch_heads import long_effects
 from experiments.progress import progress
-from experiments.records import RunFolder
+from experiments.records import RunFolder, read_run
 from experiments.seeds import stream
 from experiments.session import Session, about_items, open_engine, open_run, read_wording, require_out
 from experiments.tables import frame_text, meter_text
@@ -31,6 +31,7 @@ from probes.suppressors import SUPPRESSORS, suppressors
 
 BY = "prefix_matching"  # what the other scores are compared with
 CONDITION = "neut"
+_SAME = ("env", "problems", "items", "wording", "seed")  # decide what the patched items' transcripts are
 _OF_COPY = {"from": "pre", "to": CONDITION, "site": "z", "at": "candidate"}
 
 
@@ -60,12 +61,19 @@ def copy_effects(args: argparse.Namespace) -> pd.DataFrame:
     """Effects of single heads on Δcopy, from the patches of the run folder.
 
     Raises:
-        InputError: nothing was patched there, or not from pre to neut.
+        InputError: nothing was patched there, on other items, or not from pre to neut.
     """
     path = require_out(args) / "patches.jsonl"
     rows = pd.DataFrame(parse_rows(path)[0]) if path.is_file() else pd.DataFrame()
     if rows.empty:
         raise InputError(f"There are no patches in {args.out}: run `backfire patch --out {args.out}` first.")
+    settings = read_run(args.out)["studies"].get("patch", {}).get("config", {})
+    for name in _SAME:
+        there, here = settings.get(name), STUDY.settings(args)[name]
+        if there != here:
+            raise InputError(
+                f"{args.out} was patched under another {name} ({there}, not {here}): give the same."
+            )
     long = _of_copy(long_effects(_of_copy(rows))) if len(_of_copy(rows)) else pd.DataFrame()
     if long.empty:
         raise InputError(

@@ -16,6 +16,7 @@ from mech.engine import Engine
 from mech.errors import InputError
 from mech.induction import SCORES
 from mech.transcript_induction import TRANSCRIPT_SCORES
+from probes.items import dump_items
 from probes.record_attention import mean_by_head, record_attention
 from probes.suppressors import SUPPRESSORS, suppressors
 from probes.wording import load_wording
@@ -65,17 +66,17 @@ def test_a_folder_without_patches_of_copy_is_refused(shell: Shell) -> None:
     shell("agree").sentence("not from pre to neut")  # nor of z
 
 
-def test_the_seed_the_wording_and_the_engine_are_part_of_what_is_compared(shell: Shell) -> None:
-    shell.ran("patch", "--k", "2", "--limit", "1")
+def test_transcripts_are_those_that_were_patched_and_no_others(shell: Shell) -> None:
+    shell.ran("patch", "--k", "2", "--limit", "1", "--direction", "noise")
+    shell("agree", "--seed", "1").sentence("patched under another seed (0, not 1)")
+    other = shell.tmp / "other.jsonl"
+    dump_items(ITEMS[:2], other)
+    shell("agree", "--items", other).sentence("patched under another items")
     shell.ran("agree")
-    before = shell.path("agreement.csv").read_text()
-    shell("agree", "--seed", "1").sentence("other settings", "seed")
-    other = shell.tmp / "other"
-    other.mkdir()
-    (other / "patches.jsonl").write_bytes(shell.path("patches.jsonl").read_bytes())
-    (other / "run.json").write_text(shell.path("run.json").read_text().replace('"agree"', '"was"'))
+    shell.ran("patch", "--k", "2", "--limit", "1", "--direction", "noise", "--seed", "1", out="other")
     shell.ran("agree", "--seed", "1", out="other")
-    assert shell.path("agreement.csv", "other").read_text() != before  # other random tokens
+    one, two = (shell.path("agreement.csv", out).read_text() for out in ("run", "other"))
+    assert one != two  # other random tokens
 
 
 def effects(values: dict[tuple[int, int], list[float]], direction: str = "noise") -> pd.DataFrame:
