@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ from mech.interventions import NOTHING, Intervention, replace_heads, scale_heads
 from mech.means import mean_z
 from mech.patching import stacked
 from mech.queries import Query
+from probes.items import Item
 from probes.scoring import asks
 
 METHODS = ("mean", "zero", "resample", "scale")
@@ -89,14 +91,7 @@ def replacement(session: Session, args: argparse.Namespace) -> Replacement:
     """
     if args.how in ("zero", "scale"):
         return Replacement(None)
-    measured, envs = {item.task_id for item in session.items}, {item.env for item in session.items}
-    pool = [item for item in read_pool(args) if item.env in envs]
-    others = [item for item in pool if item.task_id not in measured] or pool
-    rng = py_stream(args.seed, "mean reference")
-    chosen = rng.sample(others, min(args.reference_items, len(others)))
-    prompts = [
-        asks(session.model, item, ["pre"], session.wording, ["failed"])[0].query.prompt for item in chosen
-    ]
+    chosen, prompts, rng = reference_prompts(session, args)
     about: dict[str, Any] = {"items": [item.item_id for item in chosen]}
     if args.how == "mean":
         mean = mean_z(session.engine, prompts)
@@ -108,6 +103,21 @@ def replacement(session: Session, args: argparse.Namespace) -> Replacement:
     sha256 = hashlib.sha256(repr(prompts[which][: at + 1]).encode()).hexdigest()
     drawn = {"item": chosen[which].item_id, "position": at, "sha256": sha256}
     return Replacement(_z_at(session, prompts[which], at), {**about, **drawn}, sha256)
+
+
+def reference_prompts(
+    session: Session, args: argparse.Namespace
+) -> tuple[list[Item], list[tuple[int, ...]], random.Random]:
+    """The items of the reference set, their `pre` contexts as token ids, and the stream that drew them, further on."""
+    measured, envs = {item.task_id for item in session.items}, {item.env for item in session.items}
+    pool = [item for item in read_pool(args) if item.env in envs]
+    others = [item for item in pool if item.task_id not in measured] or pool
+    rng = py_stream(args.seed, "mean reference")
+    chosen = rng.sample(others, min(args.reference_items, len(others)))
+    prompts = [
+        asks(session.model, item, ["pre"], session.wording, ["failed"])[0].query.prompt for item in chosen
+    ]
+    return chosen, prompts, rng
 
 
 def _z_at(session: Session, prompt: tuple[int, ...], at: int) -> torch.Tensor:

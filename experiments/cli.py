@@ -28,6 +28,8 @@ STUDIES = {
     "joint": "experiments.joint_sets",
     "overlap": "experiments.compare_effects",
     "mechanism": "experiments.mechanism",
+    "placebo": "experiments.placebos",
+    "agree": "experiments.agree_scores",
     "compare": "experiments.compare_runs",
     "bench": "experiments.bench",
     "bench-sandbox": "experiments.bench_sandbox",

@@ -71,7 +71,7 @@ def conclusion(out: Path) -> str:
     """The three numbers in plain words, and where everything lies."""
     summary = pd.read_csv(out / "summary.csv").set_index("measure")
     removed = pd.read_csv(out / "removed.csv")
-    controls = pd.read_csv(out / "controls.csv").set_index("k").loc[16]
+    controls = pd.read_csv(out / "controls.csv").set_index(["control", "k"]).loc[("random", 16)]
     top = removed[(removed["kind"] == "selected") & (removed["k"] == 16)].iloc[0]
     gain, copy, sem = (summary.loc[name] for name in ("G", "copy", "sem"))
     ratio = copy["mean"] / -gain["mean"]

@@ -77,6 +77,39 @@ CARRIED_OFFTARGET = (
 # statistic: spearman, jaccard, reliability, beyond_zero; of: the difference it is of, empty where it is of both.
 OVERLAP = ("direction", "statistic", "of", "k", "estimate", "ci_lo", "ci_hi", "chance", "n", "n_clusters")
 
+# What else an ablation changes, against the whole model; equivalent: the interval lies inside ±delta.
+OFFTARGET = (
+    *("set", "kind", "k", "quantity", "whole", "ablated", "change", "ci_lo", "ci_hi"),
+    *("delta", "equivalent", "n", "n_clusters"),
+)
+# control: the kind of the controls that random_… speaks of; percentile: of 100 controls, how many remove less.
+CONTROLS = (
+    *("set", "k", "share", "random_mean", "random_lo", "random_hi", "n_controls", "p"),
+    *("control", "percentile"),
+)
+# The dose curve's area (mean share over 0 … k_max) against those of the controls; trend: Spearman of share on k.
+DOSE = (
+    *("measure", "control", "k_max", "n_sizes", "area", "ci_lo", "ci_hi", "trend"),
+    *("control_mean", "control_lo", "control_hi", "n_controls", "p", "percentile"),
+    *("n", "n_clusters", "flagged"),
+)
+# found must meet expected, and the counterpart on the same items be alive; intervals as probes.placebo_checks says.
+PLACEBOS = (
+    *("what", "expected", "found", "ci_lo", "ci_hi", "threshold", "unit"),
+    *("counterpart", "positive", "positive_lo", "positive_hi", "alive", "passed", "n", "n_clusters"),
+)
+# Rank agreement of a score with effects; k of jaccard alone; chance: if the score ordered heads at random.
+AGREEMENT = (
+    *("direction", "score", "statistic", "k", "estimate", "ci_lo", "ci_hi", "chance"),
+    *("n", "n_clusters", "n_heads", "flagged", "uses_task_data"),
+)
+SCORE_AGREEMENT = ("score", "other", "spearman", "kendall", "n_heads", "uses_task_data")
+# Heads whose effect has its interval below 0; and a column per score beside these.
+SUPPRESSORS = (
+    *("direction", "layer", "head", "effect_nats", "ci_lo", "ci_hi", "p", "p_holm"),
+    *("n", "n_clusters", "n_heads"),
+)
+
 ROWS: dict[str, tuple[str, ...]] = {"scores": SCORES}
 TABLES: dict[str, tuple[str, ...]] = {
     "measures": MEASURES,
@@ -92,6 +125,13 @@ TABLES: dict[str, tuple[str, ...]] = {
     "carried": CARRIED,
     "carried_offtarget": CARRIED_OFFTARGET,
     "ablation": ABLATION,
+    "controls": CONTROLS,
+    "dose": DOSE,
+    "offtarget": OFFTARGET,
+    "placebos": PLACEBOS,
+    "agreement": AGREEMENT,
+    "score_agreement": SCORE_AGREEMENT,
+    "suppressors": SUPPRESSORS,
     "breakdown": BREAKDOWN,
     "decomposition": DECOMPOSITION,
     "equivalence": EQUIVALENCE,

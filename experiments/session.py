@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from experiments.item_pools import read_pool
 from experiments.options import Study, existing
 from experiments.places import checkpoint_cache
 from experiments.provenance import provenance
 from experiments.records import RunFolder
-from experiments.seeds import stream
+from experiments.seeds import derive, stream
 from mech.chat import template_sha256, tokenizer_sha256
 from mech.engine import Engine
 from mech.errors import InputError
-from mech.load import load_model
+from mech.load import load_model, load_redrawn
 from mech.model import Model
 from probes.items import Item, select_items
 from probes.placebo import with_unrelated
@@ -74,6 +75,14 @@ def _read_ids(path: Path | None) -> list[str] | None:
 def open_model(args: argparse.Namespace) -> Model:
     """The model that --model names, checked."""
     return load_model(args.model, dtype=args.dtype, device=args.device, cache_dir=checkpoint_cache())
+
+
+def open_redrawn(args: argparse.Namespace, name: str) -> Model:
+    """The placebo of that model: weights drawn anew under the base seed and this name, checked as any."""
+    generator = torch.Generator().manual_seed(derive(args.seed, name))
+    return load_redrawn(
+        args.model, generator, dtype=args.dtype, device=args.device, cache_dir=checkpoint_cache()
+    )
 
 
 def open_engine(args: argparse.Namespace) -> Engine:

@@ -1,12 +1,16 @@
-"""Dose and response: a measure against the number of ablated heads, selected against random, layer-matched.
+"""Dose and response: a measure against the number of ablated heads, selected heads against controls.
 
-Reads ablation.csv. Selected heads: mean and 95 % interval. Random heads: the range (smallest to largest mean)
-over the control draws, and their median. No ablation: the horizontal line.
+Reads ablation.csv, and controls.csv where offtarget.csv is there too. Selected heads: mean and 95 % interval. Controls
+(random heads of the same layers; heads of the same output norm): the range, smallest to largest mean, over their
+draws, and the median.
+No ablation: the horizontal line. Under Δcopy stands, size by size, the percentile of the selected set among its
+controls by the share of Δcopy removed.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -21,21 +25,25 @@ LABELS = {
     "sem": "Δsem, nats",
     "prose_loss": "loss on prose, nats per token",
 }
-_KINDS = {"none", "selected", "random"}
+_CONTROLS = {
+    "random": ("random, layer-matched", style.SEM, style.RANDOM, "s"),
+    "strength": ("same output norm", style.MUTED, style.OTHER, "D"),
+}
+_KINDS = ("none", "selected", *_CONTROLS)
 
 
 def dose_numbers(ablation: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Rows `measure, kind, k, mean, lo, hi, n_draws`; for random heads the median and the range over draws.
+    """Rows `measure, kind, k, mean, lo, hi, n_draws`; for controls the median and the range over draws.
 
     Raises:
         MissingTable: the measure has no rows of selected heads.
         FigureError: an unknown kind, k < 1 for ablated heads, or two selected sets of one size.
     """
     rows = ablation[ablation["measure"] == measure]
-    unknown = set(rows["kind"]) - _KINDS
+    unknown = set(rows["kind"]) - set(_KINDS)
     if unknown:
         raise FigureError(
-            f"ablation.csv has the unknown kind {sorted(unknown)[0]}: it is none, selected or random."
+            f"ablation.csv has the unknown kind {sorted(unknown)[0]}: it is one of {', '.join(_KINDS)}."
         )
     if rows[rows["kind"] == "selected"].empty:
         raise MissingTable(f"ablation.csv has no selected heads for the measure {measure}.")
@@ -43,7 +51,7 @@ def dose_numbers(ablation: pd.DataFrame, measure: str) -> pd.DataFrame:
         raise FigureError("ablation.csv has ablated sets of fewer than one head.")
     found = []
     for (kind, k), group in rows.groupby(["kind", "k"]):
-        if kind == "random":
+        if kind in _CONTROLS:
             means = group["mean"]
             found.append((measure, kind, int(k), means.median(), means.min(), means.max(), len(means)))
             continue
@@ -65,8 +73,10 @@ def draw_dose_curve(run: Path, measures: tuple[str, ...] = ("copy", "G")) -> lis
             _draw_panel(axes, table)
             axes.set_xlabel("number of ablated heads k (log scale)")
             axes.set_title(LABELS.get(measure, measure))
+        if (run / "offtarget.csv").is_file():  # older folders have controls without percentiles
+            _write_percentiles(panels[present.index("copy")], read_table(run, "controls.csv"))
         handles, names = panels[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=len(names))
+        figure.legend(handles, names, loc="outside lower center", ncols=2 if len(names) > 3 else len(names))
         return style.save(figure, pd.concat(tables), run, "dose_curve")
 
 
@@ -76,17 +86,15 @@ def _draw_panel(axes: Axes, table: pd.DataFrame) -> None:
     for row in parts["none"].itertuples():
         axes.axhspan(row.lo, row.hi, color=style.OTHER, alpha=0.15, linewidth=0)
         axes.axhline(row.mean, color=style.TOTAL, linestyle=(0, (5, 3)), linewidth=1.1, label="no ablation")
-    controls = parts["random"]
-    if not controls.empty:
-        draws = f"{controls['n_draws'].max()} draws"
+    for kind, (name, line, band, marker) in _CONTROLS.items():
+        controls = parts[kind]
+        if controls.empty:
+            continue
         arms = [controls["mean"] - controls["lo"], controls["hi"] - controls["mean"]]
-        axes.fill_between(
-            controls["k"], controls["lo"], controls["hi"], color=style.RANDOM, alpha=0.3, linewidth=0
-        )
+        axes.fill_between(controls["k"], controls["lo"], controls["hi"], color=band, alpha=0.25, linewidth=0)
         axes.errorbar(
-            controls["k"], controls["mean"], yerr=arms,
-            color=style.SEM, marker="s", markersize=4, linewidth=1.2, capsize=2, elinewidth=0.8,
-            label=f"random, layer-matched (median, range of {draws})",
+            controls["k"], controls["mean"], yerr=arms, color=line, marker=marker, markersize=4, linewidth=1.2,
+            capsize=2, elinewidth=0.8, label=f"{name} (median, range of {controls['n_draws'].max()} draws)",
         )  # fmt: skip
     chosen = parts["selected"]
     arms = [(chosen["mean"] - chosen["lo"]).clip(lower=0), (chosen["hi"] - chosen["mean"]).clip(lower=0)]
@@ -98,3 +106,25 @@ def _draw_panel(axes: Axes, table: pd.DataFrame) -> None:
     axes.xaxis.set_major_locator(FixedLocator(sorted(set(table.loc[table["kind"] != "none", "k"]))))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter("{x:.0f}")
+
+
+def _write_percentiles(axes: Axes, controls: pd.DataFrame) -> None:
+    """A line a kind of control, inside the panel at its foot: its percentiles, each below its size."""
+    kinds = [kind for kind in _CONTROLS if kind in set(controls["control"])]
+    known = controls[controls["percentile"].notna()]
+    if known.empty:
+        return
+    low, high = axes.get_ylim()
+    axes.set_ylim(low - 0.09 * (len(kinds) + 1) * (high - low), high)
+    looks: dict[str, Any] = {"fontsize": 7, "va": "center", "ha": "center"}
+    for place, kind in enumerate(reversed(kinds)):
+        height = 0.035 + 0.06 * place
+        for row in known[known["control"] == kind].itertuples():
+            axes.text(
+                row.k, height, f"{row.percentile:.0f}", transform=axes.get_xaxis_transform(),
+                color=_CONTROLS[kind][1], **looks,
+            )  # fmt: skip
+    axes.text(
+        0.0, 0.035 + 0.06 * len(kinds), " percentile among its controls", transform=axes.transAxes,
+        color=style.MUTED, fontsize=7, va="center", ha="left",
+    )  # fmt: skip

@@ -27,6 +27,14 @@ REQUIRED: dict[str, tuple[str, ...]] = {
         *("env", "method", "direction", "set", "k", "share", "ci_lo", "ci_hi"),
         *("controls", "n_controls", "control_mean", "control_lo", "control_hi", "n"),
     ),
+    "controls.csv": ("set", "k", "n_controls", "p", "control", "percentile"),
+    "offtarget.csv": (
+        *("set", "kind", "k", "quantity", "change", "ci_lo", "ci_hi", "delta", "equivalent", "n"),
+    ),
+    "agreement.csv": (
+        *("direction", "score", "statistic", "k", "estimate", "ci_lo", "ci_hi", "chance", "n"),
+        *("n_heads", "uses_task_data"),
+    ),
     "breakdown.csv": ("model", "env", "by", "level", "measure", "mean", "ci_lo", "ci_hi", "n"),
     "manipulations.csv": (
         *("model", "env", "condition", "delta", "ci_lo", "ci_hi", "n", "p_holm", "G", "equivalent"),
@@ -41,7 +49,8 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 }
 _TEXT = {
     *("model", "env", "measure", "item_id", "direction", "set", "kind", "by", "level", "condition", "axis"),
-    *("group", "note", "site", "equivalent", "method", "controls"),  # true, false or empty
+    *("group", "note", "site", "control", "quantity", "score", "statistic", "method", "controls"),
+    *("equivalent", "uses_task_data"),  # true, false or empty
 }
 # Before pandas 3.1 reading floats exactly is an option; since then it is the default.
 _OLD_PANDAS = tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1)

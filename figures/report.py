@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from figures.agreement import draw_agreement
 from figures.attribution import draw_attribution
 from figures.by_family import draw_by_family
 from figures.carried import draw_carried
@@ -13,6 +14,7 @@ from figures.dose_curve import draw_dose_curve
 from figures.head_map import draw_head_effects, draw_head_scores
 from figures.load import FigureError, Heads, MissingTable, read_heads, selected_heads
 from figures.manipulations import draw_manipulations
+from figures.off_target import draw_off_target
 from figures.profiles import draw_profiles
 from figures.repeat_probability import draw_repeat_probability
 from figures.scaling import draw_scaling
@@ -54,6 +56,8 @@ def write_all(
         "carried": lambda: draw_carried(run),
         "attribution": lambda: draw_attribution(run),
         "dose_curve": lambda: draw_dose_curve(run),
+        "off_target": lambda: draw_off_target(run),
+        "agreement": lambda: draw_agreement(run),
     }
     written: list[Path] = []
     for name, draw in drawings.items():

@@ -7,15 +7,17 @@ and patterns can be hooked. Everything is read from a local folder, so nothing i
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformer_lens.model_bridge import TransformerBridge
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from mech.chat import settings_for
@@ -66,6 +68,46 @@ def load_model(
     return model
 
 
+def load_redrawn(
+    name: str,
+    generator: torch.Generator,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    cache_dir: Path | None = None,
+    check: bool = True,
+) -> Model:
+    """The placebo of a model: its configuration and tokenizer, and weights as they are before any training.
+
+    transformers initialises the architecture anew, as for a training run from scratch; no weight is read. It goes
+    through the checks of any model, and has an identity of its own: the checkpoint's hash and the generator's state.
+
+    Args:
+        name: as `load_model`.
+        generator: its state decides every weight, and stays as it is.
+        dtype: as `load_model`.
+        device: as `load_model`.
+        cache_dir: as `load_model`.
+        check: as `load_model`.
+
+    Raises:
+        InputError: as `load_model`.
+    """
+
+    def fresh(checkpoint: Checkpoint, wanted: torch.dtype) -> Any:
+        config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
+        with torch.random.fork_rng(devices=[]):
+            torch.random.set_rng_state(generator.get_state())
+            return AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=wanted)
+
+    model, checkpoint, stock = _load(name, dtype, device, cache_dir, fresh)
+    if check:
+        require(run_checks(model, stock, checkpoint.gguf_metadata))
+    digest = hashlib.sha256(model.identity.sha256.encode() + generator.get_state().numpy().tobytes())
+    identity = replace(model.identity, name=f"{name} (weights re-drawn)", sha256=digest.hexdigest())
+    return replace(model, identity=identity)
+
+
 def examine_model(
     name: str, *, dtype: str = "float32", device: str = "cpu", cache_dir: Path | None = None
 ) -> tuple[Model, list[CheckResult]]:
@@ -79,16 +121,20 @@ def examine_model(
 
 
 def _load(
-    name: str, dtype: str, device: str, cache_dir: Path | None
+    name: str,
+    dtype: str,
+    device: str,
+    cache_dir: Path | None,
+    read: Callable[[Checkpoint, torch.dtype], Any] | None = None,
 ) -> tuple[Model, Checkpoint, torch.Tensor]:
-    """The model, where it came from, and its stock logits on the probe ids."""
+    """The model, where it came from, and its stock logits on the probe ids; `read` gives other weights than its own."""
     if dtype not in DTYPES:
         raise InputError(f"'{dtype}' is not a dtype: choose one of {', '.join(DTYPES)}.")
     _require_device(device)
     with _quiet():
         checkpoint = resolve(name, cache_dir or default_cache_dir())
         tokenizer = _read_tokenizer(checkpoint)
-        hf_model = _read_weights(checkpoint, DTYPES[dtype]).to(device).eval()
+        hf_model = (read or _read_weights)(checkpoint, DTYPES[dtype]).to(device).eval()
         # Counted and run before the bridge takes the model apart; tied parameters count once.
         n_parameters = sum(parameter.numel() for parameter in hf_model.parameters())
         stock = stock_logits(hf_model, probe_ids(tokenizer, device))

@@ -1,7 +1,7 @@
-"""From ablated heads to dose curves, the share of Δcopy removed, and the test against random heads.
+"""From ablated heads to dose curves, the share of Δcopy removed, and the test against control heads.
 
     share removed    (mean of the whole model − mean under ablation) / mean of the whole model
-    p of a set       (b + 1) / (m + 1): b of the m random sets of its size remove as much or more
+    p of a set       (b + 1) / (m + 1): b of the m controls of its size and kind remove as much or more
     area             mean height of a dose curve over k = 0 … largest k (trapezoids, k linear)
 
 Shares are NaN, and flagged, where the mean of the whole model is too small to divide by. Intervals:
@@ -11,16 +11,26 @@ Shares are NaN, and flagged, where the mean of the whole model is too small to d
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 
 from mech.errors import InputError
 from probes.effects import MIN_DELTA, SHARE_CELLS, by_item, rectangle, require, share_cells
+from probes.ranks import spearman
 from probes.stats import N_DRAWS, RngFactory, cluster_ratios
 
 ABLATION = ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n")
-KINDS = ("none", "selected", "random")
+DOSE = (
+    *("measure", "control", "k_max", "n_sizes", "area", "ci_lo", "ci_hi", "trend"),
+    *("control_mean", "control_lo", "control_hi", "n_controls", "p", "percentile"),
+    *("n", "n_clusters", "flagged"),
+)
+CONTROLS = ("random", "strength")
+"""Kinds of control: random heads of the same layers; heads that write as much and do not copy (`mech.strength`)."""
+KINDS = ("none", "selected", *CONTROLS)
 
 _ROW = ("set", "kind", "k", "item_id", "task_id", "measure", "value")
 
@@ -29,7 +39,7 @@ def dose_curve(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) 
     """Mean of each measure under each ablated set of heads.
 
     Args:
-        rows: set (a label), kind (none | selected | random), k (heads ablated), item_id, task_id,
+        rows: set (a label), kind (one of KINDS), k (heads ablated), item_id, task_id,
             measure, value.
         rng_for: gives the stream `dose/MEASURE`; all sets see the same draws.
         n_draws: bootstrap draws.
@@ -95,26 +105,110 @@ def share_removed(
     return pd.DataFrame(lines, columns=["set", "kind", "k", *SHARE_CELLS])
 
 
-def against_random(removed: pd.DataFrame) -> pd.DataFrame:
-    """Each selected set against the random sets of its size: one-sided p = (b + 1) / (m + 1).
+def against_controls(removed: pd.DataFrame) -> pd.DataFrame:
+    """Each selected set against the control sets of its size, kind by kind: one-sided p = (b + 1) / (m + 1).
 
     Args:
         removed: what `share_removed` returns.
 
     Returns:
-        set, k, share, random_mean, random_lo, random_hi (extremes), n_controls, p. With m controls p is
-        never below 1 / (m + 1); it is NaN where there is no control, or where a share is undefined.
+        set, k, share, random_mean, random_lo, random_hi (mean and extremes of the controls), n_controls, p, control
+        (their kind; random where there is none), percentile (of 100 controls, how many remove less). With m controls p
+        is never below 1 / (m + 1); p and percentile are NaN where there is no control, or where a share is undefined.
     """
+    kinds = [kind for kind in CONTROLS if (removed["kind"] == kind).any()] or [CONTROLS[0]]
     lines = []
     for _, selected in removed[removed["kind"] == "selected"].iterrows():
-        controls = removed[(removed["kind"] == "random") & (removed["k"] == selected["k"])]["share"]
-        known = len(controls) > 0 and bool(controls.notna().all()) and not math.isnan(selected["share"])
-        beaten_by = int((controls >= selected["share"]).sum())
-        p = (beaten_by + 1) / (len(controls) + 1) if known else math.nan
-        spread = (controls.mean(), controls.min(), controls.max()) if known else (math.nan,) * 3
-        lines.append((selected["set"], int(selected["k"]), selected["share"], *spread, len(controls), p))
-    names = ["share", "random_mean", "random_lo", "random_hi", "n_controls", "p"]
+        for kind in kinds:
+            same = (removed["kind"] == kind) & (removed["k"] == selected["k"])
+            controls = removed[same]["share"]
+            cells = _among(float(selected["share"]), controls.to_numpy(float))
+            lines.append((selected["set"], int(selected["k"]), selected["share"], *cells[:5], kind, cells[5]))
+    names = ["share", "random_mean", "random_lo", "random_hi", "n_controls", "p", "control", "percentile"]
     return pd.DataFrame(lines, columns=["set", "k", *names])
+
+
+def _among(
+    value: float, controls: Float[np.ndarray, " control"]
+) -> tuple[float, float, float, int, float, float]:
+    """Mean, extremes and number of the controls, p of as much or more among them, percentile of the value."""
+    m = len(controls)
+    if m == 0 or np.isnan(controls).any() or math.isnan(value):
+        return (math.nan,) * 3 + (m, math.nan, math.nan)
+    p = (int((controls >= value).sum()) + 1) / (m + 1)
+    spread = (float(controls.mean()), float(controls.min()), float(controls.max()))
+    return (*spread, m, p, 100 * float((controls < value).mean()))
+
+
+def dose_areas(
+    rows: pd.DataFrame,
+    rng_for: RngFactory,
+    measures: Sequence[str] = ("copy", "G"),
+    n_draws: int = N_DRAWS,
+) -> pd.DataFrame:
+    """The whole dose curve of the selected heads as one number, against the curves of the controls.
+
+    With s(k) the share of the measure's mean that the best k heads remove (s(0) = 0), the area is the mean height of
+    s over 0 … the largest k (trapezoids, k linear). The controls of one draw, over all sizes, are one curve.
+
+    Args:
+        rows: as `share_removed`; the label of a control ends in /DRAW, the same word for one draw at every size.
+        rng_for: gives the stream `area/MEASURE`; all curves see the same draws.
+        measures: those whose share is taken.
+        n_draws: bootstrap draws.
+
+    Returns:
+        The columns of DOSE, a row a measure and kind of control. `trend`: Spearman's correlation of share and k, the
+        whole model at k = 0 among the points; NaN with one size. p and percentile as `against_controls`.
+
+    Raises:
+        InputError: as `share_removed`, or a draw was not made at every size.
+    """
+    _check_ablated(rows)
+    lines = []
+    for measure in measures:
+        removed = share_removed(rows, rng_for, measure, n_draws)
+        sizes, curves = _curves(removed)
+        steps = np.diff([0, *sizes])
+        weights = (steps + np.append(steps[1:], 0)) / 2 / sizes[-1]
+        group = rows[rows["measure"] == measure]
+        values = rectangle(group, ["k", "kind", "set"], "value").droplevel(["k", "kind"], axis=1)
+        base = values[group.loc[group["kind"] == "none", "set"].iloc[0]].to_numpy(float)
+        own = base[:, None] - values[curves["selected", ""]["set"]].to_numpy(float)
+        tasks = by_item(group, values.index)["task_id"]
+        rng = rng_for(f"area/{measure}")
+        [found] = cluster_ratios((own @ weights)[:, None], base[:, None], tasks, rng, n_draws)
+        areas = {key: float(curve["share"].to_numpy(float) @ weights) for key, curve in curves.items()}
+        area = areas["selected", ""]
+        known = (found.lo, found.hi) if not math.isnan(area) else (math.nan, math.nan)
+        trend = _trend(sizes, curves["selected", ""]["share"].to_numpy(float))
+        for kind in [kind for kind in CONTROLS if (removed["kind"] == kind).any()] or [CONTROLS[0]]:
+            controls = np.array([area for (of, _), area in areas.items() if of == kind])
+            about = (measure, kind, sizes[-1], len(sizes), area, *known, trend, *_among(area, controls))
+            lines.append((*about, found.n, found.n_clusters, found.degenerate or math.isnan(area)))
+    return pd.DataFrame(lines, columns=list(DOSE))
+
+
+def _curves(removed: pd.DataFrame) -> tuple[list[int], dict[tuple[str, str], pd.DataFrame]]:
+    """The sizes, ascending, and (kind, draw) → its sets in that order; the selected sets have no draw."""
+    draws = removed["set"].str.rpartition("/")[2].where(removed["kind"] != "selected", "")
+    curves = {key: curve.sort_values("k") for key, curve in removed.groupby([removed["kind"], draws])}
+    if ("selected", "") not in curves:
+        raise InputError("A dose curve needs a selected set of heads.")
+    sizes = curves["selected", ""]["k"].tolist()
+    for (kind, draw), curve in curves.items():
+        if curve["k"].tolist() != sizes:
+            raise InputError(
+                f"The {kind} sets '{draw}' are not of the selected sizes {sizes}: finish the run."
+            )
+    return sizes, curves
+
+
+def _trend(sizes: Sequence[int], shares: Float[np.ndarray, " size"]) -> float:
+    """Rank correlation of share and size with (0, 0) among the points; NaN where there is no trend to speak of."""
+    if len(sizes) < 2 or np.isnan(shares).any():
+        return math.nan
+    return float(spearman(np.array([[0.0, *sizes]]), np.array([[0.0, *shares]]))[0])
 
 
 def area(curve: pd.DataFrame) -> pd.DataFrame:

@@ -6,6 +6,8 @@
     earlier        the tokens of the last successful call before (items with a step)
 
 A control has as many tokens as a×, or all there are. A cut that does as much there is not about the string.
+
+padding        under neut_pad alone: the tokens of the words that carry nothing, in the observation (`padding_sources`)
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from mech.chat import render
 from mech.engine import Engine
 from mech.transcript_induction import copy_in_record
+from mech.trie import common_prefix
 from probes import conditions
 from probes.items import Item
 from probes.scoring import asks, spans
@@ -43,6 +46,27 @@ def edge_sources(engine: Engine, item: Item, condition: str, wording: Wording) -
     if item.step_index:
         found["earlier"] = tuple(range(max(ends[-1] - n, ends[-2]), ends[-1]))
     return found
+
+
+def padding_sources(engine: Engine, item: Item, wording: Wording) -> dict[str, tuple[int, ...]]:
+    """Positions in the prompt of neut_pad: `record`, and as many of `padding`, or all there are (none: no such key).
+
+    The padding is what the observation of neut_pad has and that of neut has not.
+
+    Raises:
+        InputError: as `edge_sources`.
+    """
+    model = engine.model
+    [padded], [plain] = (asks(model, item, [name], wording, ["failed"]) for name in ("neut_pad", "neut"))
+    where = spans(model, item, "neut_pad", wording)
+    copy = copy_in_record(padded.query, where["record"])
+    span = where["observation"]
+    long = padded.query.prompt[span.start : span.stop]
+    short = [plain.query.prompt[place] for place in spans(model, item, "neut", wording)["observation"]]
+    ahead = common_prefix([long, short])
+    behind = common_prefix([long[ahead:][::-1], short[ahead:][::-1]])
+    words = range(span.start + ahead, span.stop - behind)[: len(copy)]
+    return {"record": tuple(copy), **({"padding": tuple(words)} if len(words) else {})}
 
 
 def _calls(item: Item) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from probes.items import Item, dump_items
 FolderFactory = Callable[..., Path]
 ON_ITEMS = (
     *("probe", "decomposition", "manipulations", "scaling"),
-    *("patch", "ablate", "cut", "joint", "attribute"),
+    *("patch", "ablate", "cut", "joint", "attribute", "placebo", "agree"),
 )
 SYSTEM = "Tools: grow(plant, cups), prune(plant)."
 
@@ -166,6 +166,7 @@ def shell(
     monkeypatch.setenv("BACKFIRE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("experiments.session.load_model", loaded_once)
     monkeypatch.setattr("probes.offtarget.passages", lambda: ["Rain fell on the hill.", "We ate soup."])
+    monkeypatch.setattr("probes.offtarget.code_passages", lambda: ["x = [1, 2]", "for a in b:\n    c(a)"])
     items = tmp_path / "items.jsonl"
     dump_items(ITEMS[:3], items)
     return Shell(tmp_path, tiny_folder("llama"), items, capsys)

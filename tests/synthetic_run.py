@@ -99,7 +99,47 @@ def write_run(run: Path, seed: int = 0, only_heads: bool = False) -> Path:
     _attribution(effects, np.random.default_rng(seed + 2)).to_csv(run / "attribution.csv", index=False)
     _ablation(rng).to_csv(run / "ablation.csv", index=False)
     _carried(np.random.default_rng(seed + 3)).to_csv(run / "carried.csv", index=False)
+    write_controls(run, np.random.default_rng(seed + 3))
     return run
+
+
+def write_controls(run: Path, rng: np.random.Generator) -> None:
+    """Write controls.csv, offtarget.csv and agreement.csv."""
+    sizes, kinds = (4, 8, 16, 32), ("random", "strength")
+    controls = [
+        (f"top{k}", k, 0.8, 0.0, -0.1, 0.1, 20, 1 / 21, kind, 95.0 + place)
+        for k in sizes
+        for place, kind in enumerate(kinds)
+    ]
+    pd.DataFrame(controls, columns=list(TABLES["controls"])).to_csv(run / "controls.csv", index=False)
+    rows = []
+    for quantity, delta, slope in (
+        ("sem", 0.5, 0.01), ("reference_logprob", 0.5, -0.8), ("prose_loss", 0.1, 0.004), ("code_loss", 0.1, 0.01),
+        ("random_first_loss", 0.1, -0.01), ("random_repeat_loss", 0.1, 0.3),
+    ):  # fmt: skip
+        for k in sizes:
+            for label in ("", *(f"/{kind}{draw}" for kind in kinds for draw in range(3))):
+                kind = label.strip("/0123456789") or "selected"
+                change = slope * k * (1 if kind == "selected" else float(rng.normal(0.2, 0.1)))
+                arm = 0.1 * delta + 0.2 * abs(change)
+                inside = abs(change) + arm < delta
+                cells = (1.0, 1.0 + change, change, change - arm, change + arm, delta, inside, 25, 20)
+                rows.append((f"top{k}{label}", kind, k, quantity, *cells))
+    pd.DataFrame(rows, columns=list(TABLES["offtarget"])).to_csv(run / "offtarget.csv", index=False)
+    agreed = []
+    for direction in ("denoise", "noise"):
+        for place, score in enumerate(
+            ("prefix_matching", "previous_token", "copying", "transcript_induction")
+        ):
+            for statistic, k, chance in (
+                ("spearman", None, 0.0),
+                ("kendall", None, 0.0),
+                ("jaccard", 16, 0.03),
+            ):
+                estimate = 0.5 - 0.15 * place
+                cells = (estimate, estimate - 0.1, estimate + 0.08, chance, 25, 20, N_LAYERS * N_HEADS, False)
+                agreed.append((direction, score, statistic, k, *cells, score.startswith("transcript")))
+    pd.DataFrame(agreed, columns=list(TABLES["agreement"])).to_csv(run / "agreement.csv", index=False)
 
 
 def write_measurement(
@@ -291,4 +331,7 @@ def _ablation(rng: np.random.Generator) -> pd.DataFrame:
             for draw in range(5):
                 mean = sign * (24 + 0.3 * k + float(rng.normal(0, 1.5)))
                 rows.append((f"random_{draw}", "random", k, measure, mean, mean - 2, mean + 2, 25))
+            for draw in range(2):
+                mean = sign * (22 + 0.1 * k + draw)
+                rows.append((f"strength_{draw}", "strength", k, measure, mean, mean - 2, mean + 2, 25))
     return pd.DataFrame(rows, columns=["set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n"])

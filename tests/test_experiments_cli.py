@@ -240,6 +240,7 @@ def test_every_option_of_patch_changes_its_rows(
         ("how", "zero"),
         ("k", "1,2"),
         ("controls", "2"),
+        ("strength-controls", "1"),
         ("reference-items", "1"),
         ("seed", "2"),
     ],
@@ -251,6 +252,27 @@ def test_every_option_of_ablate_changes_its_rows(
     ids.write_text('["garden-2"]')  # of the two other items the mean is taken
     common = ["--heads", "top:2", "--controls", "1", "--ids", str(ids)]
     assert differs(shell, written, "ablate", "ablations.jsonl", common, [f"--{flag}", value])
+
+
+@pytest.mark.parametrize("flag", ["delta", "delta-loss"])
+def test_the_bounds_of_ablate_change_its_table(flag: str, shell: Shell, written: dict[Any, str]) -> None:
+    common = ["--heads", "top:2", "--controls", "1", "--limit", "1"]
+    assert differs(shell, written, "ablate", "offtarget.csv", common, [f"--{flag}", "7"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("top", "3"), ("by", "copying"), ("how", "zero"), ("shuffles", "2"), ("seed", "1")]
+)
+def test_every_option_of_placebo_changes_its_rows(
+    flag: str, value: str, shell: Shell, written: dict[Any, str]
+) -> None:
+    ids = shell.tmp / "ids"
+    ids.write_text('["garden-1", "garden-2"]')  # of two tasks
+    found: list[str] = []
+    for out, more in (("one", []), ("two", [f"--{flag}", value])):
+        assert shell("placebo", "--ids", ids, "--top", "2", "--shuffles", "1", *more, out=out).code == 1
+        found.append(shell.path("placebos.jsonl", out).read_text())
+    assert found[0] != found[1]
 
 
 def test_what_only_presents_changes_no_row(shell: Shell, written: dict[Any, str]) -> None:

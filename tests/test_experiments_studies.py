@@ -21,17 +21,21 @@ import torch
 from experiments.ablate_heads import on_item
 from experiments.ablating import Replacement, replacement
 from experiments.cli import main
+from experiments.find_heads import score_heads
 from experiments.session import Session
 from mech.chat import PLAIN
 from mech.engine import Engine
+from mech.head_norms import head_norms
 from mech.heads import Head, HeadSet
 from mech.interventions import scale_heads
 from mech.means import mean_z
 from mech.patching import all_heads, everything_from, sweep_names
 from mech.queries import Query
+from mech.strength import low_heads
 from probes.conditions import CORE
 from probes.items import dump_items, load_items
 from probes.measures import DEFINITIONS, measure
+from probes.offtarget import LOSSES
 from probes.placebo import with_unrelated
 from probes.scoring import DISTRACTORS_IN, asks, decision_run, score_item, scored
 from probes.toolshed_items import build_toolshed_items
@@ -469,10 +473,10 @@ def test_ablate_measures_no_heads_the_selected_and_their_controls(shell: Shell) 
     curve = shell.table("ablation")
     assert set(curve["kind"]) == {"none", "selected", "random"} and set(curve["k"]) == {0, 2, 3}
     assert set(curve["measure"]) == {
-        *("G", "copy", "sem", "repair", "margin_shift", "reference_logprob", "prose_loss")
+        *("G", "copy", "sem", "repair", "margin_shift", "reference_logprob", *LOSSES)
     }
-    assert len(curve) == 7 * (1 + len(sets))
-    assert curve["n"].tolist() == [1 if name == "prose_loss" else 3 for name in curve["measure"]]
+    assert len(curve) == 10 * (1 + len(sets))
+    assert curve["n"].tolist() == [1 if name in LOSSES else 3 for name in curve["measure"]]
     clean = curve[curve["kind"] == "none"].set_index("measure")["mean"]
     probed = shell.table("summary").set_index("measure")["mean"]
     for name in ("G", "copy", "sem", "repair", "margin_shift"):
@@ -482,6 +486,46 @@ def test_ablate_measures_no_heads_the_selected_and_their_controls(shell: Shell) 
     for label in sets:
         assert removed[label] == pytest.approx(1 - copy[label] / copy["none"])
     assert set(shell.table("controls")["n_controls"]) == {2}
+
+
+def test_ablate_ranks_each_set_among_controls_of_both_kinds_and_says_what_else_it_changes(
+    shell: Shell,
+) -> None:
+    shell.ran("ablate", "--heads", "top:2", "--controls", "2", "--strength-controls", "2", "--limit", "2")
+    about = shell.about("ablate")["provenance"]
+    sets = {label: HeadSet.parse(text) for label, text in about["sets"].items() if text}
+    low = low_heads(score_heads(tiny_model_of(shell), 0))
+    matched = [sets[f"top2/strength{index}"] for index in range(2)]
+    assert matched[0] != matched[1] and all(set(one) <= set(low) - set(sets["top2"]) for one in matched)
+    contexts = [asks(tiny_model_of(shell), ITEMS[i], ["pre"], WORDING)[0].query.prompt for i in range(3)]
+    norms = head_norms(Engine(tiny_model_of(shell)), contexts)  # no other task is left: of all items
+    strength = shell.table("strength").set_index("set")
+    for index, one in enumerate(matched):
+        ratio = sum(map(norms.of, one)) / sum(map(norms.of, sets["top2"]))
+        assert strength.loc[f"top2/strength{index}", "norm_ratio"] == pytest.approx(ratio, rel=1e-5)
+    removed = shell.table("removed").set_index("set")["share"]
+    controls, area = (shell.table(name).set_index("control") for name in ("controls", "dose"))
+    for kind in ("random", "strength"):
+        others = [removed[f"top2/{kind}{index}"] for index in range(2)]
+        beaten = sum(share >= removed["top2"] for share in others)
+        assert controls.loc[kind, ["p", "percentile"]].tolist() == [(beaten + 1) / 3, 100 * (2 - beaten) / 2]
+        copy = area[area["measure"] == "copy"].loc[kind]
+        assert copy["area"] == pytest.approx(removed["top2"] / 2) and copy["p"] == (beaten + 1) / 3
+    rows = {row["id"]: row for row in shell.lines("ablations")}
+    beside = shell.table("offtarget").set_index(["set", "quantity"])
+    code = [rows[f"{label}|prose"]["losses"]["code_loss"] for label in ("top2", "none")]
+    assert beside.loc[("top2", "code_loss"), "change"] == pytest.approx(np.mean(np.subtract(*code)))
+    assert beside.loc[("top2", "code_loss"), "delta"] == 0.1 and beside.loc[("top2", "sem"), "delta"] == 0.5
+    items = {row["item_id"] for row in rows.values()} - {"prose"}
+    sem = [rows[f"top2|{i}"]["values"]["sem"] - rows[f"none|{i}"]["values"]["sem"] for i in items]
+    assert beside.loc[("top2", "sem"), "change"] == pytest.approx(np.mean(sem))
+    assert set(beside.index.get_level_values("quantity")) == {"sem", "reference_logprob", *LOSSES}
+
+
+def test_more_strength_controls_than_there_are_is_one_sentence(shell: Shell) -> None:
+    said = shell("ablate", "--heads", "top:3", "--strength-controls", "90", "--limit", "1")
+    said.sentence("strength controls", "at most")
+    assert not shell.path("run.json").exists()
 
 
 def test_a_selected_layer_without_room_is_controlled_from_its_neighbours_and_counted(shell: Shell) -> None:

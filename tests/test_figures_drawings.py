@@ -12,14 +12,15 @@ from matplotlib.image import imread
 
 from figures import FigureError, style, write_all
 from figures.__main__ import main
+from figures.dose_curve import draw_dose_curve
 from figures.labels import name_points, overlap
 from figures.load import head_shares
 from tests.synthetic_run import ITEMS, N_HEADS, N_LAYERS, N_SELECTED, write_run
 
 MEASURED = ("scaling", "split_bars", "repeat_probability", "manipulations", "by_family_toolshed", "profiles")
 NAMES = (
-    *MEASURED,
-    *("head_scores", "head_effects", "score_vs_effect", "carried", "attribution", "dose_curve"),
+    *(*MEASURED, "head_scores", "head_effects", "score_vs_effect", "carried", "attribution", "dose_curve"),
+    *("off_target", "agreement"),
 )
 
 
@@ -90,6 +91,39 @@ def test_the_csv_behind_the_dose_curve_holds_line_band_and_baseline(drawn: Path)
     assert table.loc[("none", 0), "mean"] == 22.9
 
 
+def test_the_csv_behind_the_off_target_figure_holds_intervals_and_ranges(drawn: Path) -> None:
+    table = numbers(drawn, "off_target").set_index(["quantity", "kind", "k"])
+    source = pd.read_csv(drawn / "offtarget.csv")
+    one = source.query("quantity == 'code_loss' and kind == 'selected' and k == 16").iloc[0]
+    found = table.loc[("code_loss", "selected", 16)]
+    assert (
+        found[["change", "ci_lo", "ci_hi", "delta"]].tolist()
+        == one[["change", "ci_lo", "ci_hi", "delta"]].tolist()
+    )
+    assert bool(found["equivalent"]) == one["equivalent"] and one["ci_hi"] > one["delta"]
+    draws = source.query("quantity == 'code_loss' and kind == 'strength' and k == 16")["change"]
+    found = table.loc[("code_loss", "strength", 16), ["change", "ci_lo", "ci_hi"]].tolist()
+    assert found == pytest.approx([draws.median(), draws.min(), draws.max()])
+    assert len(table) == 6 * 4 * 3
+
+
+def test_the_csv_behind_the_agreement_holds_rank_correlation_and_overlap(drawn: Path) -> None:
+    table = numbers(drawn, "agreement")
+    assert table["statistic"].value_counts().to_dict() == {"spearman": 8, "jaccard": 8}
+    source = pd.read_csv(drawn / "agreement.csv").query("statistic != 'kendall'")
+    assert sorted(table["estimate"]) == sorted(source["estimate"])
+
+
+def test_a_dose_curve_of_an_older_folder_has_no_percentiles(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    older = pd.read_csv(run / "controls.csv").drop(columns=["control", "percentile"])
+    older.to_csv(run / "controls.csv", index=False)
+    with pytest.raises(FigureError, match="controls.csv lacks the columns control, percentile"):
+        draw_dose_curve(run)
+    (run / "offtarget.csv").unlink()
+    assert [path.stem for path in draw_dose_curve(run)] == 3 * ["dose_curve"]
+
+
 def test_equal_tables_give_equal_bytes_and_the_plot_settings_of_the_caller_stay(
     drawn: Path, tmp_path: Path
 ) -> None:
@@ -105,7 +139,8 @@ def test_equal_tables_give_equal_bytes_and_the_plot_settings_of_the_caller_stay(
 
 def test_a_run_with_one_study_gives_its_figures_and_says_why_the_others_are_not_there(tmp_path: Path) -> None:
     run = write_run(tmp_path, only_heads=True)
-    for name in ("ablation.csv", "attribution.csv", "carried.csv", "effects.csv"):
+    absent = ("ablation", "agreement", "attribution", "carried", "effects", "offtarget")
+    for name in (f"{one}.csv" for one in absent):
         (run / name).unlink()
     said: list[str] = []
     written = write_all(run, say=said.append)

@@ -75,7 +75,9 @@ def test_random_controls_are_summed_up_by_median_and_range() -> None:
     found = dose_numbers(table, "copy").set_index("kind")
     assert found.loc["random", ["mean", "lo", "hi", "n_draws"]].tolist() == [9.5, 8.0, 11.0, 3]
     assert found.loc["selected", ["k", "mean", "lo", "hi"]].tolist() == [4, 3.0, 2.0, 5.0]
-    with pytest.raises(FigureError, match="unknown kind other"):
+    with pytest.raises(
+        FigureError, match="unknown kind other: it is one of none, selected, random, strength"
+    ):
         dose_numbers(table.replace({"kind": {"none": "other"}}), "copy")
     with pytest.raises(FigureError, match="2 rows of copy for kind selected and k = 4"):
         dose_numbers(pd.concat([table, table[table["kind"] == "selected"]]), "copy")

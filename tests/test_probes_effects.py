@@ -219,7 +219,7 @@ def test_the_share_removed_is_of_the_whole_models_mean() -> None:
 def test_a_share_of_almost_nothing_removed_is_nan_and_flagged() -> None:
     found = dose.share_removed(_ablated({**CURVE, ("none", "none", 0): 0.001}), _rng, n_draws=100)
     assert found["share"].isna().all() and found["flagged"].all()
-    assert dose.against_random(found)["p"].isna().all()
+    assert dose.against_controls(found)["p"].isna().all()
 
 
 def test_a_paired_share_is_narrower_than_its_parts() -> None:
@@ -231,18 +231,18 @@ def test_a_paired_share_is_narrower_than_its_parts() -> None:
 
 
 def test_a_selected_set_is_ranked_among_the_random_ones_of_its_size() -> None:
-    found = dose.against_random(dose.share_removed(_ablated(CURVE), _rng, n_draws=100)).set_index("set")
+    found = dose.against_controls(dose.share_removed(_ablated(CURVE), _rng, n_draws=100)).set_index("set")
     assert found.loc["top:4", "p"] == 1 / 4 and found.loc["top:16", "p"] == 1 / 5
     assert found.loc["top:16", "random_hi"] == pytest.approx(2 / 20)
     assert found.loc["top:16", "random_mean"] == pytest.approx(0.5 / 20)
     weak = {**CURVE, ("top:16", "selected", 16): 19.0}  # two of the four random sets remove as much or more
-    found = dose.against_random(dose.share_removed(_ablated(weak), _rng, n_draws=100)).set_index("set")
+    found = dose.against_controls(dose.share_removed(_ablated(weak), _rng, n_draws=100)).set_index("set")
     assert found.loc["top:16", "p"] == 3 / 5
 
 
 def test_without_controls_there_is_no_p() -> None:
     alone = {key: mean for key, mean in CURVE.items() if key[1] != "random"}
-    found = dose.against_random(dose.share_removed(_ablated(alone), _rng, n_draws=100))
+    found = dose.against_controls(dose.share_removed(_ablated(alone), _rng, n_draws=100))
     assert found["p"].isna().all() and (found["n_controls"] == 0).all() and len(found) == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 
 from mech.engine import Engine
 from mech.heads import Head, HeadSet
+from mech.induction import repeated_tokens
 from mech.interventions import scale_heads
 from mech.patching import all_heads
 from probes import offtarget
-from probes.offtarget import passages, prose_losses
+from probes.offtarget import LOSSES, code_passages, off_target_losses, passages, prose_losses
 from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
 from tests.tolerances import FP64, NATS
 
@@ -56,6 +58,39 @@ def test_a_passage_is_scored_by_itself(tiny_folder: FolderFactory, monkeypatch: 
     for text, loss in zip(SHORT, together, strict=True):
         monkeypatch.setattr(offtarget, "passages", lambda text=text: [text])
         np.testing.assert_allclose(prose_losses(engine), [loss], rtol=0, atol=FP64)
+
+
+def test_the_bundled_code_is_python_and_calls_nothing_twice() -> None:
+    found = code_passages()
+    assert len(found) >= 6 and all(8 < len(text.split()) and len(text.splitlines()) >= 7 for text in found)
+    calls: list[str] = []
+    for text in found:
+        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+        calls += [ast.unparse(node) for node in nodes if ast.unparse(node.func) != "len"]
+    assert len(calls) > 15 and len(set(calls)) == len(calls)
+
+
+def test_losses_on_random_tokens_are_those_of_the_two_halves(
+    tiny_hf_model: Any, tiny_folder: FolderFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offtarget, "passages", lambda: SHORT)
+    monkeypatch.setattr(offtarget, "code_passages", lambda: ["x = 1", "del y"])
+    model, stock = tiny_model(tiny_folder, "llama", "float32"), tiny_hf_model("llama")
+    sequences = repeated_tokens(model, np.random.default_rng(0), 3, 9)
+    found = off_target_losses(Engine(model), sequences)
+    assert tuple(found) == LOSSES and [len(values) for values in found.values()] == [3, 2, 3, 3]
+    with torch.no_grad():
+        logprobs = stock(sequences.tokens).logits.log_softmax(-1)[:, :-1]
+    losses = -logprobs.gather(-1, sequences.tokens[:, 1:, None])[..., 0]
+    first = losses[:, sequences.lead : sequences.lead + 8].mean(1)  # r2 … rL, met for the first time
+    again = losses[:, sequences.lead + 9 : sequences.lead + 17].mean(1)
+    np.testing.assert_allclose(found["random_first_loss"], first, rtol=0, atol=NATS)
+    np.testing.assert_allclose(found["random_repeat_loss"], again, rtol=0, atol=NATS)
+    moved = off_target_losses(Engine(model), sequences, scale_heads(HEADS, 0.0, "all"))
+    slow = off_target_losses(Engine(model, slow=True), sequences, scale_heads(HEADS, 0.0, "all"))
+    for name in LOSSES:
+        assert np.abs(np.subtract(moved[name], found[name])).min() > NATS
+        np.testing.assert_allclose(moved[name], slow[name], rtol=0, atol=NATS)
 
 
 @pytest.mark.usefixtures("short")

@@ -1,0 +1,142 @@
+"""`backfire agree`: do head scores rank heads as their causal effects on Δcopy do?
+
+Effects: those of `backfire patch` in the same folder (z at the candidate positions, pre → neut). Scores: heads.csv, or
+scored here under the seed; and in-context induction on the patched items' own transcripts, which no frozen set may be
+chosen by (`uses_task_data`). transcripts.jsonl → agreement.csv, score_agreement.csv, suppressors.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pandas as pd
+
+from experiments.durable import parse_rows
+from experiments.find_heads import ALL_SCORES, ranking
+from experiments.item_pools import read_pool
+from experiments.options import ENV, ITEMS, ON_MODEL, PROBLEMS, RUNNING, SEED, WORDING, Report, Study
+from experiments.patch_heads import long_effects
+from experiments.progress import progress
+from experiments.records import RunFolder, read_run
+from experiments.seeds import stream
+from experiments.session import Session, about_items, open_engine, open_run, read_wording, require_out
+from experiments.tables import frame_text, meter_text
+from mech.errors import InputError
+from mech.transcript_induction import TRANSCRIPT_SCORES
+from probes.agreement import agreement, between_scores
+from probes.items import select_items
+from probes.record_attention import mean_by_head, record_attention
+from probes.suppressors import SUPPRESSORS, suppressors
+
+BY = "prefix_matching"  # what the other scores are compared with
+CONDITION = "neut"
+_SAME = ("env", "problems", "items", "wording", "seed")  # decide what the patched items' transcripts are
+_OF_COPY = {"from": "pre", "to": CONDITION, "site": "z", "at": "candidate"}
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Score the patched items' transcripts, then derive the tables."""
+    effects = copy_effects(args)
+    wanted = list(dict.fromkeys(effects["item_id"]))
+    items = select_items(read_pool(args), wanted)
+    wording = read_wording(args)
+    session = Session(open_engine(args), items, wording, lambda name: stream(args.seed, name))
+    scores, source = ranking(session.model, args.out, args.seed)
+    with open_run(STUDY, args, session.model, {**about_items(session), "head_scores": source}) as folder:
+        for item in progress(items, len(items), "transcripts", args.quiet):
+            if item.item_id not in folder.done_ids("transcripts"):
+                folder.append(
+                    "transcripts", transcript_row(record_attention(session.engine, item, CONDITION, wording))
+                )
+        attended = mean_by_head(long_transcripts(folder, set(wanted)))
+        tables = write_agreement(folder, scores.merge(attended, on=["layer", "head"]), effects, session)
+        meter = session.engine.meter
+        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
+    text = "\n\n".join(map(frame_text, tables))
+    return Report("\n".join([text, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
+
+
+def copy_effects(args: argparse.Namespace) -> pd.DataFrame:
+    """Effects of single heads on Δcopy, from the patches of the run folder.
+
+    Raises:
+        InputError: nothing was patched there, on other items, or not from pre to neut.
+    """
+    path = require_out(args) / "patches.jsonl"
+    rows = pd.DataFrame(parse_rows(path)[0]) if path.is_file() else pd.DataFrame()
+    if rows.empty:
+        raise InputError(f"There are no patches in {args.out}: run `backfire patch --out {args.out}` first.")
+    settings = read_run(args.out)["studies"].get("patch", {}).get("config", {})
+    for name in _SAME:
+        there, here = settings.get(name), STUDY.settings(args)[name]
+        if there != here:
+            raise InputError(
+                f"{args.out} was patched under another {name} ({there}, not {here}): give the same."
+            )
+    long = _of_copy(long_effects(_of_copy(rows))) if len(_of_copy(rows)) else pd.DataFrame()
+    if long.empty:
+        raise InputError(
+            f"The patches in {args.out} are not from pre to neut: Δcopy is not what they explain."
+        )
+    return long[long["layer"].notna() & long["set"].isna()].astype({"layer": int, "head": int})
+
+
+def _of_copy(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that are about Δcopy, by the columns that say so."""
+    for column, value in _OF_COPY.items():
+        if column in rows.columns:
+            rows = rows[rows[column].fillna(value) == value]
+    return rows
+
+
+def transcript_row(scored: pd.DataFrame) -> dict[str, Any]:
+    """One item's transcript scores as a row: head → its TRANSCRIPT_SCORES, in their order."""
+    first = scored.iloc[0]
+    heads = {
+        f"L{row.layer}H{row.head}": [float(getattr(row, n)) for n in TRANSCRIPT_SCORES]
+        for row in scored.itertuples()
+    }
+    keys = {name: str(first[name]) for name in ("item_id", "task_id", "condition")}
+    return {"id": keys["item_id"], **keys, "n_positions": int(first["n_positions"]), "heads": heads}
+
+
+def long_transcripts(folder: RunFolder, items: set[str]) -> pd.DataFrame:
+    """The kept rows of these items, one line a head."""
+    lines = [
+        (row["item_id"], *map(int, name[1:].split("H")), *values)
+        for row in folder.rows("transcripts").to_dict("records")
+        if row["item_id"] in items
+        for name, values in row["heads"].items()
+    ]
+    return pd.DataFrame(lines, columns=["item_id", "layer", "head", *TRANSCRIPT_SCORES])
+
+
+def write_agreement(
+    folder: RunFolder, scores: pd.DataFrame, effects: pd.DataFrame, session: Session
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """agreement.csv, score_agreement.csv, suppressors.csv."""
+    known = [name for name in (*ALL_SCORES, *TRANSCRIPT_SCORES) if name in scores.columns]
+    agreed = agreement(scores, effects, session.rng_for, known)
+    between = between_scores(scores, BY, known)
+    agreed = agreed.assign(uses_task_data=agreed["score"].isin(TRANSCRIPT_SCORES))
+    between = between.assign(uses_task_data=between["other"].isin(TRANSCRIPT_SCORES))
+    negative = suppressors(effects, scores, session.rng_for, known)
+    folder.write_table("agreement", agreed)
+    folder.write_table("score_agreement", between)
+    folder.write_table("suppressors", negative)
+    shown = [*SUPPRESSORS, "copy_suppression"] if "copy_suppression" in known else list(SUPPRESSORS)
+    return (
+        agreed.loc[agreed["statistic"] == "spearman"].drop(columns=["k", "statistic"]),
+        between,
+        negative.groupby("direction").head(8)[shown],
+    )
+
+
+STUDY = Study(
+    "agree",
+    "compare the ranking of heads by every score with that by their causal effects",
+    "backfire agree --out runs/first",
+    (*ON_MODEL, ENV, PROBLEMS, ITEMS, WORDING, SEED, *RUNNING),
+    run,
+)

@@ -1,0 +1,240 @@
+"""backfire placebo: all behave on a model that does copy; where nothing is found anywhere, nothing passes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from experiments.placebos import self_patches, shuffled_heads
+from experiments.schema import PLACEBOS
+from experiments.session import Session
+from mech.engine import Engine
+from mech.errors import InputError
+from mech.heads import Head, HeadSet
+from mech.load import load_model, load_redrawn
+from mech.patching import patch_heads
+from probes import placebo_checks
+from probes.edge_sources import padding_sources
+from probes.items import Item, dump_items
+from probes.placebo_checks import ROUNDING, placebo_table
+from probes.scoring import asks, decision_run
+from probes.wording import load_wording
+from tests.induction_model import built_by_hand
+from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
+from tests.study_cases import ITEMS, Shell, shell  # noqa: F401 - a fixture
+from tests.tiny_models import byte_tokenizer
+from tests.tolerances import FP64, NATS
+
+WORDING = load_wording()
+# Not a byte of the far placebo stands in a call, and the errors leave room for padding.
+FAR = {"unrelated_action": "XYZW", "unrelated_observation": "QJVK"}
+
+
+def garden(*numbers: int) -> list[Item]:
+    long = " is not a thing this garden has"
+    return [replace(ITEMS[n], meta=FAR, obs_fail=ITEMS[n].obs_fail + long) for n in numbers]
+
+
+def test_every_placebo_behaves_on_an_induction_model(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its attention is so sharp that a change of scores moves nothing, which the checks at load would not have.
+    monkeypatch.setattr("experiments.session.load_model", partial(load_model, check=False))
+    folder = shell.tmp / "induction"
+    built_by_hand(places=512).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    dump_items(garden(0, 2), shell.items)
+    words = ["--model", folder, "--top", "1", "--where", "candidate", "--shuffles", "19"]
+    said = shell.ran("placebo", *words)
+    table = shell.table("placebos").set_index("what")
+    assert tuple(shell.table("placebos").columns) == PLACEBOS == placebo_checks.PLACEBOS
+    assert table["passed"].all() and table["alive"].all() and len(table) == 7
+    assert table.loc["redrawn_ablation", "positive"] == pytest.approx(
+        1, abs=1e-3
+    )  # one head is all the copying
+    assert table.loc["self_patch", "found"] == 0 and table.loc["self_patch", "positive"] > 1
+    assert table.loc["self_patch_run", "found"] <= ROUNDING
+    assert table.loc["shuffled_scores", "found"] == 1 / 20
+    assert any("every placebo behaves" in line for line in said.out)
+    # Resumed: nothing is measured again, not even the placebo model is made.
+    monkeypatch.setattr("experiments.session.load_redrawn", lambda *_, **__: pytest.fail("made again"))
+    before = shell.path("placebos.jsonl").read_bytes()
+    shell.ran("placebo", *words)
+    assert shell.path("placebos.jsonl").read_bytes() == before
+
+
+def test_a_dead_instrument_fails_though_every_placebo_finds_nothing(shell: Shell) -> None:
+    dump_items(garden(0, 1, 2), shell.items)
+    said = shell("placebo", "--top", "2", "--shuffles", "2")
+    assert said.code == 1 and not said.err
+    table = shell.table("placebos").set_index("what")
+    assert not table.loc["redrawn_copy", "alive"] and not table.loc["redrawn_copy", "passed"]
+    assert not table.loc[["redrawn_ablation", "shuffled_scores", "unrelated_call"], "passed"].any()
+    assert any(line.startswith("does not behave: redrawn_copy") for line in said.out)
+
+
+def test_items_of_one_task_are_refused_before_anything_runs(shell: Shell) -> None:
+    dump_items(garden(0, 1), shell.items)
+    shell("placebo").sentence("two tasks at least")
+    assert not shell.path("run.json").exists()
+
+
+# --- the parts
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_redrawn_model_has_the_architecture_and_none_of_the_weights(
+    family: str, tiny_folder: FolderFactory
+) -> None:
+    folder = str(tiny_folder(family))
+    model = load_model(folder, check=False)
+    generators = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
+    one, same, other = (load_redrawn(folder, generator) for generator in generators)
+    assert torch.equal(generators[0].get_state(), torch.Generator().manual_seed(1).get_state())
+    weights, drawn = (dict(m.bridge.original_model.named_parameters()) for m in (model, one))
+    again = dict(same.bridge.original_model.named_parameters())
+    assert {n: p.shape for n, p in weights.items()} == {n: p.shape for n, p in drawn.items()}
+    matrices = [name for name, p in weights.items() if p.ndim == 2]
+    for name in matrices:
+        assert torch.equal(drawn[name], again[name])
+        both = torch.stack([weights[name].detach().flatten(), drawn[name].detach().flatten()])
+        assert abs(float(torch.corrcoef(both)[0, 1])) < 0.2
+    assert one.identity.sha256 == same.identity.sha256
+    assert len({model.identity.sha256, one.identity.sha256, other.identity.sha256}) == 3
+    assert one.identity.n_parameters == model.identity.n_parameters and "re-drawn" in one.identity.name
+
+
+def test_shuffled_heads_are_drawn_from_all_and_never_the_selected_set() -> None:
+    scores = pd.DataFrame({"layer": [0, 0, 1, 1], "head": [0, 1, 0, 1], "prefix_matching": [4.0, 3, 2, 1]})
+    selected = HeadSet([Head(0, 0)])
+    drawn = [
+        str(shuffled_heads(scores, "prefix_matching", selected, np.random.default_rng(seed)))
+        for seed in range(60)
+    ]
+    assert set(drawn) == {"L0H1", "L1H0", "L1H1"} and min(map(drawn.count, set(drawn))) > 8
+    everything = HeadSet(Head(layer, head) for layer in (0, 1) for head in (0, 1))
+    with pytest.raises(InputError, match="All 4 heads"):
+        shuffled_heads(scores, "prefix_matching", everything, np.random.default_rng(0))
+
+
+def test_padding_sources_are_the_words_that_carry_nothing(tiny_folder: FolderFactory) -> None:
+    model = tiny_model(tiny_folder, "llama")
+    [item] = garden(0)
+    found = padding_sources(Engine(model), item, WORDING)
+    [ask] = asks(model, item, ["neut_pad"], WORDING, ["failed"])
+    text = {
+        kind: model.tokenizer.decode([ask.query.prompt[at] for at in where]) for kind, where in found.items()
+    }
+    assert text["record"] == item.failed_action
+    observed = ask.rendering.text.rpartition(item.obs_neutral)[2].partition("<end>")[0]
+    assert observed.startswith(text["padding"]) and len(text["padding"]) == len(item.failed_action)
+    short = replace(item, obs_fail="no")
+    assert set(padding_sources(Engine(model), short, WORDING)) == {"record"}
+
+
+def test_self_patches_are_zero_by_the_shortcut_and_as_good_as_zero_when_they_are_run(
+    tiny_folder: FolderFactory, exact_softmax: None
+) -> None:
+    engine = Engine(tiny_model(tiny_folder, "llama"))
+    session = Session(engine, [ITEMS[0]], WORDING, lambda name: np.random.default_rng(0))
+    own = decision_run(engine, ITEMS[0], "neut", WORDING)
+    ran = engine.meter.ran
+    assert {score.total for score in patch_heads(engine, own, own).values()} == {own.score.total}
+    assert engine.meter.ran == ran  # the shortcut
+    found = self_patches(session, ITEMS[0])
+    assert engine.meter.ran > ran + 2 and found["shortcut"] == 0.0
+    assert found["run"] <= FP64 < 1e-3 < found["other"]
+
+
+# --- the verdicts
+
+
+def rows(**changed: dict[str, list[float]]) -> pd.DataFrame:
+    """Four items of two tasks for which every placebo behaves, but for the parts that are given."""
+    copy = {"pre": [-30.0, -32, -28, -31], "neut": [-10.0, -11, -9, -10]}
+    parts: dict[str, dict[str, list[float]]] = {
+        "whole": {**copy, "fail": [-8.0, -9, -8, -9], "fail_unrelated": [-31.0, -31, -29, -30], "n_tokens": [10.0] * 4},
+        "selected": {"pre": copy["pre"], "neut": [-28.0, -30, -27, -29]},
+        **{f"shuffled{i}": copy for i in range(20)},
+        "redrawn": {"pre": [-90.0] * 4, "neut": [-90.1, -89.9, -90.2, -90.0]},
+        "redrawn_selected": {"pre": [-90.0] * 4, "neut": [-90.1, -89.9, -90.1, -90.0]},
+        "self": {"shortcut": [0.0] * 4, "run": [1e-5] * 4, "other": [3.0, 1, 2, 5]},
+        "padding": {"n_padding": [5.0] * 4, "whole": [-10.0] * 4, "record": [-30.0, -31, -29, -30],
+                    "padding": [-10.5, -9.5, -10, -11]},
+    }  # fmt: skip
+    for name, values in changed.items():
+        parts[name] = {**parts.get(name, {}), **values}
+    return pd.DataFrame(
+        [
+            {"part": part, "item_id": f"i{i}", "task_id": f"t{i // 2}", "name": name, "value": value}
+            for part, values in parts.items()
+            for name, column in values.items()
+            for i, value in enumerate(column)
+        ]
+    )
+
+
+def verdicts(**changed: dict[str, list[float]]) -> pd.DataFrame:
+    table = placebo_table(rows(**changed), lambda name: np.random.default_rng(0), n_draws=300)
+    return table.set_index("what")
+
+
+def test_numbers_are_ratios_of_sums_and_all_pass() -> None:
+    table = verdicts()
+    assert table["passed"].all()
+    assert table.loc["redrawn_copy", "found"] == pytest.approx(-0.2 / 81)
+    assert table.loc["redrawn_copy", "positive"] == pytest.approx(81 / 40)
+    assert table.loc["redrawn_ablation", "found"] == pytest.approx(-0.1 / 81)
+    assert table.loc["redrawn_ablation", "positive"] == pytest.approx(74 / 81)
+    assert table.loc["shuffled_scores", "found"] == pytest.approx(1 / 21)
+    assert (
+        table.loc["unrelated_call", "found"] == pytest.approx(0.0)
+        and table.loc["unrelated_call", "positive"] == 21.75
+    )
+    assert table.loc["self_patch_run", ["found", "positive"]].tolist() == [1e-5, 1.0]
+    assert table.loc["padding_edges", "found"] == pytest.approx(1 / 80)
+
+
+@pytest.mark.parametrize(
+    ("what", "changed"),
+    [
+        ("redrawn_copy", {"redrawn": {"neut": [-80.0, -81, -82, -80]}}),
+        ("redrawn_ablation", {"redrawn_selected": {"neut": [-99.0, -98, -97, -99]}}),
+        ("shuffled_scores", {"shuffled7": {"neut": [-30.0, -32, -28, -31]}}),
+        ("unrelated_call", {"whole": {"fail_unrelated": [-20.0, -21, -22, -20]}}),
+        ("self_patch", {"self": {"shortcut": [0.0, 0, 1e-9, 0]}}),
+        ("self_patch_run", {"self": {"run": [1e-5, 3e-4, 1e-5, 1e-5]}}),
+        ("padding_edges", {"padding": {"padding": [-20.0, -19, -18, -20]}}),
+        # The counterparts, each dead.
+        ("redrawn_copy", {"whole": {"neut": [-29.0, -33, -27, -32]}}),
+        ("redrawn_ablation", {"selected": {"neut": [-10.0, -11, -9, -10]}}),
+        ("shuffled_scores", {"selected": {"neut": [-9.0, -12, -8, -11]}}),
+        ("unrelated_call", {"whole": {"fail": [-30.0, -32, -28, -31]}}),
+        ("self_patch", {"self": {"other": [3.0, 0, 2, 5]}}),
+        ("self_patch_run", {"self": {"other": [3.0, 0.01, 2, 5]}}),
+        ("padding_edges", {"padding": {"record": [-10.0, -9, -10, -10]}}),
+        ("padding_edges", {"padding": {"n_padding": [0.0] * 4}}),
+    ],
+)
+def test_what_must_fail_fails(what: str, changed: dict[str, dict[str, list[float]]]) -> None:
+    found = verdicts(**changed)
+    assert not found.loc[what, "passed"]
+    assert verdicts().loc[what, "passed"]
+
+
+def test_one_task_shows_nothing_and_a_missing_part_is_named() -> None:
+    one = rows().assign(task_id="t")
+    table = placebo_table(one, lambda name: np.random.default_rng(0), 100).set_index("what")
+    patched = ["self_patch", "self_patch_run"]  # no interval is asked of a maximum
+    assert not table.drop(index=patched)["passed"].any()
+    with pytest.raises(InputError, match="lack 'run' of the part 'self'"):
+        placebo_table(rows().query("name != 'run'"), lambda name: np.random.default_rng(0), 100)
+    with pytest.raises(InputError, match="stands twice"):
+        placebo_table(pd.concat([rows(), rows().head(1)]), lambda name: np.random.default_rng(0), 100)
+
+
+def test_a_self_patch_may_differ_from_zero_as_two_paths_of_the_engine_may() -> None:
+    assert ROUNDING == NATS
