@@ -25,6 +25,7 @@ STUDIES = {
     "ablate": "experiments.ablate_heads",
     "attribute": "experiments.attribute_heads",
     "cut": "experiments.cut_edges",
+    "circuit": "experiments.find_circuit",
     "compare": "experiments.compare_runs",
     "bench": "experiments.bench",
     "bench-sandbox": "experiments.bench_sandbox",

@@ -118,6 +118,7 @@ class Shell:
             "ablate",
             "cut",
             "attribute",
+            "circuit",
         ):
             base += ["--items", self.items, "--quiet", "yes"]
         if out is not None:
