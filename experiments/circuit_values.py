@@ -28,7 +28,7 @@ from probes.circuit_search import Value
 from probes.items import Item
 from probes.scoring import decision_run
 
-RUNS_HELD = 12
+RUNS_HELD = 24
 """Items whose two runs stay in memory: a few dozen MB each for a small model."""
 
 
