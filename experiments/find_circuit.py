@@ -68,7 +68,7 @@ TRANSFER = Option(
 )
 TRANSFER_LIMIT = Option("transfer-limit", positive, 4, "items of that environment, and of each file below")
 TEST_ITEMS = Option("test-items", Path, None, "item file to test on as well, or a folder of such files")
-SCREEN = Option("screen", positive, 16, "greedy: best heads by |attribution|, and as many by score")
+SCREEN = Option("screen", positive, 40, "greedy: best heads by |attribution|, and as many by score")
 WIDTH = Option("width", positive, 6, "greedy: candidates checked a step, those of largest last gain")
 CONTROLS = Option("controls", positive, 20, "random layer-matched sets of each found set's size")
 SUBSETS = Option("subsets", positive, 6, "random subsets of each found set, for completeness")
