@@ -40,6 +40,7 @@ class Testing:
     Attributes:
         evaluations: exact effects.
         kind: the criterion.
+        target: the share that was looked for.
         found: method → what it found.
         controls: method → random layer-matched sets of the same size.
         subsets: method → random subsets of the circuit, the empty one first.
@@ -48,6 +49,7 @@ class Testing:
 
     evaluations: Evaluations
     kind: Kind
+    target: float
     found: Mapping[str, Found]
     controls: Mapping[str, Sequence[HeadSet]]
     subsets: Mapping[str, Sequence[HeadSet]]
@@ -98,13 +100,15 @@ def circuit_table(testing: Testing, tests: Sequence[TestSet]) -> pd.DataFrame:
             found = intervals[testing.kind][index]
             drawn = [] if training else _controls(testing, test, method)
             beside = against_random(found.mean, drawn)
-            about = (method, testing.kind, len(heads), str(heads), testing.found[method].reached, test.label)
-            sizes = (found.n, found.n_clusters, float(deltas.mean()))
+            reached = testing.found[method].reached
+            about = (method, testing.kind, testing.target, len(heads), str(heads), reached, test.label)
+            counts = (found.n, found.n_clusters, float(deltas.mean()))
             random = (beside.random_mean, beside.percentile, beside.p, beside.n_controls)
-            lines.append((*about, *cells, *sizes, *random))
+            lines.append((*about, *cells, *counts, *random))
     shown = [f"{kind}{end}" for kind in KINDS for end in ("", "_lo", "_hi")]
-    names = ["method", "criterion", "k", "heads", "reached", "test_set", *shown, "n", "n_clusters", "delta_nats"]
-    return pd.DataFrame(lines, columns=[*names, "random_mean", "percentile", "p", "n_controls"])
+    names = ["method", "criterion", "target", "k", "heads", "reached", "test_set", *shown]
+    sizes = ["n", "n_clusters", "delta_nats", "random_mean", "percentile", "p", "n_controls"]
+    return pd.DataFrame(lines, columns=[*names, *sizes])
 
 
 def _controls(testing: Testing, test: TestSet, method: str) -> list[float]:

@@ -11,7 +11,7 @@ effect reaches --target of the difference, by one of three criteria (`mech.circu
 Sets found by necessity were sufficient and faithful there, and not the other way round; all three are always told.
 Found sets are then measured on held-out tasks, on the other environment and on any item files given, none of which
 shares a task with the training items: circuit.csv, circuit_heads.csv, circuit_completeness.csv, circuit_curve.csv,
-circuit_stability.csv; circuit.json is the smallest set found, circuit_METHOD.json that of each method.
+circuit_stability.csv, circuit_ranking.csv; circuit.json is the smallest set found, circuit_METHOD.json that of each method.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ SCREEN = Option("screen", positive, 40, "greedy: best heads by |attribution|, an
 WIDTH = Option("width", positive, 6, "greedy: candidates checked a step, those of largest last gain")
 CONTROLS = Option("controls", positive, 20, "random layer-matched sets of each found set's size")
 SUBSETS = Option("subsets", positive, 6, "random subsets of each found set, for completeness")
-REPEATS = Option("repeats", positive, 2, "other seeds, and resampled training tasks, for stability")
+REPEATS = Option("repeats", positive, 1, "other seeds, and resampled training tasks, for stability")
 ENVIRONMENTS = ("coderepair", "toolshed")
 TRAINING = "training"
 OUTSIDE = "held-out"
@@ -166,7 +166,9 @@ def write_tests(
         method: random_sets(model, one.set, args.controls, session.rng_for) for method, one in found.items()
     }
     subsets = subsets_of(found, args.subsets, session.rng_for)
-    testing = Testing(search.evaluations, search.kind, found, controls, subsets, session.rng_for)
+    testing = Testing(
+        search.evaluations, search.kind, args.target, found, controls, subsets, session.rng_for
+    )
     training, outside = tests[:2]
     completeness = completeness_table(testing, outside)
     gaps = completeness.groupby("method")["gap"].agg(["mean", "max"])
@@ -182,7 +184,23 @@ def write_tests(
     folder.write_table("circuit_completeness", completeness)
     folder.write_table("circuit_heads", heads_table(testing, training, outside, search.scores))
     folder.write_table("circuit_curve", curve_table(testing, [training, outside], orders, model))
+    folder.write_table("circuit_ranking", ranking_table(search, found))
     return table
+
+
+def ranking_table(search: Search, found: Mapping[str, Found]) -> pd.DataFrame:
+    """circuit_ranking.csv: every head with what it was ranked by, and which found sets have it."""
+    best = smallest(found)
+    selected = found[best].set if best is not None else ()
+    lines = [
+        (
+            *(head.layer, head.head, search.scores[head], estimate),
+            *(sum(head in one.set for one in found.values()), head in selected),
+        )
+        for head, estimate in sorted(search.pooled.items())
+    ]
+    columns = ["layer", "head", "prefix_matching", "estimate", "n_methods", "selected"]
+    return pd.DataFrame(lines, columns=columns)
 
 
 def write_lists(folder: RunFolder, found: Mapping[str, Found], criterion: str) -> None:

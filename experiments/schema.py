@@ -65,7 +65,7 @@ COMPARE = (
 KNOCKOUT = ("sources", "set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats", "n", "n_clusters")
 # A found set of heads on one test set (training first): shares of the mean delta; random sets by the criterion.
 CIRCUIT = (
-    *("method", "criterion", "k", "heads", "reached", "test_set"),
+    *("method", "criterion", "target", "k", "heads", "reached", "test_set"),
     *("necessity", "necessity_lo", "necessity_hi", "sufficiency", "sufficiency_lo", "sufficiency_hi"),
     *("faithfulness", "faithfulness_lo", "faithfulness_hi", "n", "n_clusters", "delta_nats"),
     *("random_mean", "percentile", "p", "n_controls", "completeness_mean", "completeness_worst"),
@@ -82,6 +82,8 @@ CIRCUIT_STABILITY = (
 )
 # ci_lo, ci_hi of the method "random": the extremes of its draws.
 CIRCUIT_CURVE = ("method", "test_set", "k", "share", "ci_lo", "ci_hi", "n")
+# Every head: its score, its estimated share, how many methods chose it, and whether the smallest found set has it.
+CIRCUIT_RANKING = ("layer", "head", "prefix_matching", "estimate", "n_methods", "selected")
 
 ROWS: dict[str, tuple[str, ...]] = {"scores": SCORES}
 TABLES: dict[str, tuple[str, ...]] = {
@@ -99,6 +101,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "circuit_completeness": CIRCUIT_COMPLETENESS,
     "circuit_stability": CIRCUIT_STABILITY,
     "circuit_curve": CIRCUIT_CURVE,
+    "circuit_ranking": CIRCUIT_RANKING,
     "ablation": ABLATION,
     "breakdown": BREAKDOWN,
     "decomposition": DECOMPOSITION,

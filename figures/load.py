@@ -23,6 +23,9 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "effects.csv": ("item_id", "direction", "layer", "head", "effect_nats", "share"),
     "attribution.csv": ("item_id", "direction", "site", "layer", "head", "effect_nats", "estimate_nats"),
     "ablation.csv": ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n"),
+    "circuit.csv": ("method", "criterion", "target", "k", "reached", "test_set", "n"),
+    "circuit_curve.csv": ("method", "test_set", "k", "share", "ci_lo", "ci_hi", "n"),
+    "circuit_ranking.csv": ("layer", "head", "n_methods", "selected"),
     "breakdown.csv": ("model", "env", "by", "level", "measure", "mean", "ci_lo", "ci_hi", "n"),
     "manipulations.csv": (
         *("model", "env", "condition", "delta", "ci_lo", "ci_hi", "n", "p_holm", "G", "equivalent"),
@@ -38,6 +41,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 _TEXT = {
     *("model", "env", "measure", "item_id", "direction", "set", "kind", "by", "level", "condition", "axis"),
     *("group", "note", "site", "equivalent"),  # true, false or empty
+    *("method", "criterion", "test_set", "reached", "selected"),
 }
 # Before pandas 3.1 reading floats exactly is an option; since then it is the default.
 _OLD_PANDAS = tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1)

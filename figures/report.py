@@ -8,6 +8,7 @@ from pathlib import Path
 
 from figures.attribution import draw_attribution
 from figures.by_family import draw_by_family
+from figures.circuit import draw_circuit
 from figures.dose_curve import draw_dose_curve
 from figures.head_map import draw_head_effects, draw_head_scores
 from figures.load import FigureError, Heads, MissingTable, read_heads, selected_heads
@@ -52,6 +53,7 @@ def write_all(
         "score_vs_effect": lambda: draw_score_vs_effect(run, heads),
         "attribution": lambda: draw_attribution(run),
         "dose_curve": lambda: draw_dose_curve(run),
+        "circuit": lambda: draw_circuit(run),
     }
     written: list[Path] = []
     for name, draw in drawings.items():
