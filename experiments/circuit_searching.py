@@ -1,9 +1,9 @@
 """The searches of the study `circuit`, and how far their results depend on seed, training tasks and templates.
 
-    score         the smallest prefix of the ranking by prefix matching on repeated random tokens, which no task chose
-    attribution   the smallest prefix of the ranking by attribution estimates, summed over training items
-    greedy        forward selection among screened heads (the best by |estimate| and by score), then pruning
-    elimination   the attribution prefix, pruned
+score         the smallest prefix of the ranking by prefix matching on repeated random tokens, which no task chose
+attribution   the smallest prefix of the ranking by attribution estimates, summed over training items
+greedy        forward selection among screened heads (the best by |estimate| and by score), then pruning
+elimination   the attribution prefix, pruned
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from experiments.circuit_values import Evaluations, TestSet
+from experiments.circuit_values import Evaluations, ItemSet
 from experiments.find_heads import score_heads
 from experiments.seeds import derive
 from mech.circuits import Kind
@@ -41,14 +41,14 @@ class Search:
 
     evaluations: Evaluations
     kind: Kind
-    training: TestSet
+    training: ItemSet
     scores: Mapping[Head, float]
     estimates: Mapping[str, Mapping[Head, float]]
     args: argparse.Namespace
 
     @property
     def pooled(self) -> dict[Head, float]:
-        """Each head's estimated share of the training items' mean delta, whose sign it thereby has: a ratio of means."""
+        """Each head's estimated share of the training items' mean delta, a ratio of means: > 0 where it carries it."""
         each = [self.estimates[item.item_id] for item in self.training.items]
         total = float(self.evaluations.deltas(self.training).sum())
         return {head: sum(one[head] for one in each) / total for head in self.scores}
@@ -92,9 +92,7 @@ def stability(search: Search, found: Mapping[str, Found], rng_for: RngFactory) -
     return pd.DataFrame(lines, columns=columns)
 
 
-def _variations(
-    search: Search, rng_for: RngFactory
-) -> list[tuple[str, str, Search, tuple[str, ...]]]:
+def _variations(search: Search, rng_for: RngFactory) -> list[tuple[str, str, Search, tuple[str, ...]]]:
     """(variation, label, the search under it, the methods that it can move)."""
     model, args = search.evaluations.session.model, search.args
     found: list[tuple[str, str, Search, tuple[str, ...]]] = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from experiments.circuit_values import Evaluations, TestSet
+from experiments.circuit_values import Evaluations, ItemSet
 from mech.circuits import KINDS, Kind
 from mech.controls import layer_matched
 from mech.errors import InputError
@@ -28,9 +28,10 @@ from probes.circuit_search import Found
 from probes.effects import MIN_DELTA
 from probes.stats import RngFactory
 
-GRID = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+GRID = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
+BAND_SIZES = (4, 16, 64)
 BAND_DRAWS = 5
-"""Random sets for each size of the curve's band."""
+"""Random sets for each size of the curve's band, which is measured at BAND_SIZES and at the size found."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def random_sets(model: Model, heads: HeadSet, n: int, rng_for: RngFactory) -> li
     return sets
 
 
-def circuit_table(testing: Testing, tests: Sequence[TestSet]) -> pd.DataFrame:
+def circuit_table(testing: Testing, tests: Sequence[ItemSet]) -> pd.DataFrame:
     """circuit.csv: one line a method and test set; see `experiments.schema`.
 
     Controls are evaluated by the criterion, and not on training items, where the set was chosen to beat them.
@@ -111,14 +112,14 @@ def circuit_table(testing: Testing, tests: Sequence[TestSet]) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=[*names, *sizes])
 
 
-def _controls(testing: Testing, test: TestSet, method: str) -> list[float]:
+def _controls(testing: Testing, test: ItemSet, method: str) -> list[float]:
     drawn = list(testing.controls[method])
     if not drawn:
         return []
     return _shares(testing.evaluations, test, testing.kind, drawn)
 
 
-def completeness_table(testing: Testing, test: TestSet) -> pd.DataFrame:
+def completeness_table(testing: Testing, test: ItemSet) -> pd.DataFrame:
     """circuit_completeness.csv: one line a method and subset K of its circuit; `subset` 0 is the empty one.
 
     `circuit_left` is F(C ∖ K), `model_left` F(M ∖ K), gap their distance: shares of the mean delta.
@@ -139,7 +140,9 @@ def completeness_table(testing: Testing, test: TestSet) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=columns)
 
 
-def heads_table(testing: Testing, training: TestSet, test: TestSet, scores: Mapping[Head, float]) -> pd.DataFrame:
+def heads_table(
+    testing: Testing, training: ItemSet, test: ItemSet, scores: Mapping[Head, float]
+) -> pd.DataFrame:
     """circuit_heads.csv: each head of each found set, in the order chosen; cost is measured on the test items.
 
     `alone` is the share of the head by itself on the training items, by the criterion, and `sign` its sign: a head that
@@ -158,7 +161,9 @@ def heads_table(testing: Testing, training: TestSet, test: TestSet, scores: Mapp
         [share] = _shares(testing.evaluations, test, testing.kind, [found.set])
         rest = _shares(testing.evaluations, test, testing.kind, out[method])
         costs = minimality(share, dict(zip(found.heads, rest, strict=True)))
-        alone = _shares(testing.evaluations, training, testing.kind, [HeadSet([head]) for head in found.heads])
+        alone = _shares(
+            testing.evaluations, training, testing.kind, [HeadSet([head]) for head in found.heads]
+        )
         for order, (head, single) in enumerate(zip(found.heads, alone, strict=True), start=1):
             cost, spare = costs[head]
             sign = int(np.sign(single))
@@ -168,7 +173,7 @@ def heads_table(testing: Testing, training: TestSet, test: TestSet, scores: Mapp
 
 
 def curve_table(
-    testing: Testing, sides: Sequence[TestSet], orders: Mapping[str, Sequence[Head]], model: Model
+    testing: Testing, sides: Sequence[ItemSet], orders: Mapping[str, Sequence[Head]], model: Model
 ) -> pd.DataFrame:
     """circuit_curve.csv: share by the criterion against size, and the range of random sets, on these items.
 
@@ -180,12 +185,16 @@ def curve_table(
     """
     lines: list[tuple[object, ...]] = []
     sizes = {
-        method: sorted({size for size in GRID if size < len(order)} | {len(order), len(testing.found[method].heads)})
+        method: sorted(
+            {size for size in GRID if size < len(order)} | {len(order), len(testing.found[method].heads)}
+        )
         for method, order in orders.items()
     }
     sets = {m: [HeadSet(order[:size]) for size in sizes[m]] for m, order in orders.items()}
     for test in sides:
-        testing.evaluations.ensure(test, {testing.kind: [one for each in sets.values() for one in each]}, "curve")
+        testing.evaluations.ensure(
+            test, {testing.kind: [one for each in sets.values() for one in each]}, "curve"
+        )
         deltas = testing.evaluations.deltas(test)
         for method in orders:
             effects = testing.evaluations.effects(test, testing.kind, sets[method])
@@ -193,7 +202,10 @@ def curve_table(
             for size, one in zip(sizes[method], shares(effects, deltas, test.tasks, rng), strict=True):
                 lines.append((method, test.label, size, one.mean, one.lo, one.hi, one.n))
     first = next(iter(orders))
+    band = {*BAND_SIZES, len(testing.found[first].heads)}
     for size, heads in zip(sizes[first], sets[first], strict=True):
+        if size not in band:
+            continue
         drawn = random_sets(model, heads, BAND_DRAWS, testing.rng_for)
         if drawn:
             found = _shares(testing.evaluations, sides[-1], testing.kind, drawn)
@@ -211,7 +223,7 @@ def subsets_of(found: Mapping[str, Found], n: int, rng_for: RngFactory) -> dict[
     }
 
 
-def _shares(evaluations: Evaluations, test: TestSet, kind: Kind, sets: Sequence[HeadSet]) -> list[float]:
+def _shares(evaluations: Evaluations, test: ItemSet, kind: Kind, sets: Sequence[HeadSet]) -> list[float]:
     """Shares of the mean delta, without intervals; NaN where it is too small to divide by."""
     deltas = evaluations.deltas(test)
     effects = evaluations.effects(test, kind, sets)

@@ -33,7 +33,7 @@ RUNS_HELD = 24
 
 
 @dataclass(frozen=True)
-class TestSet:
+class ItemSet:
     """Items under a label; ids of two files may be equal, so rows are kept by label and id."""
 
     label: str
@@ -71,11 +71,11 @@ class Evaluations:
         for row in self.folder.rows("circuit_effects").to_dict("records"):
             self._effects.setdefault((row["item"], row["kind"]), {}).update(row["effects"])
 
-    def deltas(self, among: TestSet) -> Float[np.ndarray, " item"]:
+    def deltas(self, among: ItemSet) -> Float[np.ndarray, " item"]:
         """logp(target) − logp(source) of each item, nats."""
         return np.array([self._row(among.label, item)["delta"] for item in among.items], dtype=float)
 
-    def estimates(self, training: TestSet) -> dict[str, dict[Head, float]]:
+    def estimates(self, training: ItemSet) -> dict[str, dict[Head, float]]:
         """Item id → head → attribution estimate: the mean of the noising and the denoising one, nats.
 
         One gradient at either end and none between: the trapezoid rule over the line of `mech.attribution`. Each end
@@ -97,9 +97,11 @@ class Evaluations:
             }
         return found
 
-    def ensure(self, among: TestSet, wanted: Mapping[Kind, Sequence[HeadSet]], desc: str = "") -> None:
+    def ensure(self, among: ItemSet, wanted: Mapping[Kind, Sequence[HeadSet]], desc: str = "") -> None:
         """Compute what is not kept yet, item by item."""
-        todo = [item for item in among.items if any(self._new(among.label, item, k, wanted[k]) for k in wanted)]
+        todo = [
+            item for item in among.items if any(self._new(among.label, item, k, wanted[k]) for k in wanted)
+        ]
         shown = progress(todo, len(todo), desc, self.quiet or not desc)
         for item in shown:
             for kind in (kind for kind in KINDS if kind in wanted):
@@ -107,16 +109,14 @@ class Evaluations:
                 if new:
                     self._compute(f"{among.label}/{item.item_id}", among.label, item, kind, new)
 
-    def effects(
-        self, among: TestSet, kind: Kind, sets: Sequence[HeadSet]
-    ) -> Float[np.ndarray, "item set"]:
+    def effects(self, among: ItemSet, kind: Kind, sets: Sequence[HeadSet]) -> Float[np.ndarray, "item set"]:
         """Effects in nats of each set on each item."""
         self.ensure(among, {kind: sets})
         keys = [_key(heads) for heads in sets]
         rows = [self._effects.get((f"{among.label}/{item.item_id}", kind), {}) for item in among.items]
         return np.array([[row[key] for key in keys] for row in rows], dtype=float).reshape(-1, len(keys))
 
-    def value(self, among: TestSet, kind: Kind) -> Value:
+    def value(self, among: ItemSet, kind: Kind) -> Value:
         """The shares of sets over these items as a function: what the searches take."""
         deltas = self.deltas(among)
         return lambda sets: pooled(self.effects(among, kind, sets), deltas)
@@ -125,7 +125,12 @@ class Evaluations:
         row_id = f"{label}/{item.item_id}"
         if row_id not in self._rows:
             low, high = (run.score.total for run in self._pair(label, item))
-            about = {"item_id": item.item_id, "env": item.env, "task_id": item.task_id, "template": item.template}
+            about = {
+                "item_id": item.item_id,
+                "env": item.env,
+                "task_id": item.task_id,
+                "template": item.template,
+            }
             scores = {"logprob_from": low, "logprob_to": high, "delta": high - low}
             self._keep({"id": row_id, "set": label, **about, **scores})
         return self._rows[row_id]

@@ -11,7 +11,7 @@ effect reaches --target of the difference, by one of three criteria (`mech.circu
 Sets found by necessity were sufficient and faithful there, and not the other way round; all three are always told.
 Found sets are then measured on held-out tasks, on the other environment and on any item files given, none of which
 shares a task with the training items: circuit.csv, circuit_heads.csv, circuit_completeness.csv, circuit_curve.csv,
-circuit_stability.csv, circuit_ranking.csv; circuit.json is the smallest set found, circuit_METHOD.json that of each method.
+circuit_stability.csv, circuit_ranking.csv; circuit.json is the smallest set found, circuit_METHOD.json each method's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from experiments.circuit_testing import (
     random_sets,
     subsets_of,
 )
-from experiments.circuit_values import Evaluations, TestSet
+from experiments.circuit_values import Evaluations, ItemSet
 from experiments.durable import replace
 from experiments.find_heads import ranking
 from experiments.item_pools import read_pool
@@ -83,8 +83,10 @@ def run(args: argparse.Namespace) -> Report:
     session = open_session(args)
     source = vars(args)["from"]
     for name in (source, args.to):
-        asks(session.model, session.items[0], [name], session.wording, ["failed"])  # refused at once if unknown
-    tests, left_out = test_sets(session, args)
+        asks(
+            session.model, session.items[0], [name], session.wording, ["failed"]
+        )  # refused at once if unknown
+    tests, left_out = sets_to_test(session, args)
     scores, score_source = ranking(session.model, args.out, args.seed)
     about = {
         **about_items(session),
@@ -104,17 +106,17 @@ def run(args: argparse.Namespace) -> Report:
         )
         shown = progress(METHODS, len(METHODS), "search", args.quiet)
         found = {method: search.find(method) for method in shown}
-        steady = stability(search, found, session.rng_for)
-        folder.write_table("circuit_stability", steady)
         table = write_tests(folder, session, search, found, tests)
         write_lists(folder, found, args.criterion)
+        steady = stability(search, found, session.rng_for)
+        folder.write_table("circuit_stability", steady)
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, **about_found(found)})
     text = [told(found, args), "", _shown(table), "", frame_text(steady.drop(columns="label"))]
     return Report("\n".join([*text, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
 
 
-def test_sets(session: Session, args: argparse.Namespace) -> tuple[list[TestSet], dict[str, int]]:
+def sets_to_test(session: Session, args: argparse.Namespace) -> tuple[list[ItemSet], dict[str, int]]:
     """Training items, those held out, then every other test set; and how many items were left out of which.
 
     Items of other files that share a task or a goal with a training item are left out.
@@ -136,13 +138,13 @@ def test_sets(session: Session, args: argparse.Namespace) -> tuple[list[TestSet]
         if file.stem in (TRAINING, OUTSIDE, *further):
             raise InputError(f"Rename {file}: '{file.stem}' is the name of another test set.")
         further[file.stem] = load_items(file)
-    tests, left_out = [TestSet(TRAINING, training), TestSet(OUTSIDE, outside)], {}
+    tests, left_out = [ItemSet(TRAINING, training), ItemSet(OUTSIDE, outside)], {}
     for label, pool in further.items():
         chosen = untouched(pool, training)
         if not chosen:
             raise InputError(f"Every item of '{label}' shares a task or goal with a training item.")
         left_out[label] = len(pool) - len(chosen)
-        tests.append(TestSet(label, select_items(chosen, limit=args.transfer_limit)))
+        tests.append(ItemSet(label, select_items(chosen, limit=args.transfer_limit)))
     return tests, left_out
 
 
@@ -158,7 +160,7 @@ def item_files(path: Path | None) -> list[Path]:
 
 
 def write_tests(
-    folder: RunFolder, session: Session, search: Search, found: Mapping[str, Found], tests: list[TestSet]
+    folder: RunFolder, session: Session, search: Search, found: Mapping[str, Found], tests: list[ItemSet]
 ) -> pd.DataFrame:
     """All tables that the found sets are tested in; returns circuit.csv."""
     args, model = search.args, session.model
@@ -166,9 +168,7 @@ def write_tests(
         method: random_sets(model, one.set, args.controls, session.rng_for) for method, one in found.items()
     }
     subsets = subsets_of(found, args.subsets, session.rng_for)
-    testing = Testing(
-        search.evaluations, search.kind, args.target, found, controls, subsets, session.rng_for
-    )
+    testing = Testing(search.evaluations, search.kind, args.target, found, controls, subsets, session.rng_for)
     training, outside = tests[:2]
     completeness = completeness_table(testing, outside)
     gaps = completeness.groupby("method")["gap"].agg(["mean", "max"])
@@ -255,11 +255,13 @@ def told(found: Mapping[str, Found], args: argparse.Namespace) -> str:
 
 
 def _shown(table: pd.DataFrame) -> str:
-    return frame_text(table[["method", "k", "test_set", *KINDS, "n", "random_mean", "p", "completeness_worst"]])
+    return frame_text(
+        table[["method", "k", "test_set", *KINDS, "n", "random_mean", "p", "completeness_worst"]]
+    )
 
 
-def _hash(what: pd.DataFrame | TestSet) -> str:
-    if isinstance(what, TestSet):
+def _hash(what: pd.DataFrame | ItemSet) -> str:
+    if isinstance(what, ItemSet):
         text = "\n".join(item_line(item) for item in what.items)
     else:
         ordered = what.sort_values(["layer", "head"])

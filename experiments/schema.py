@@ -71,9 +71,7 @@ CIRCUIT = (
     *("random_mean", "percentile", "p", "n_controls", "completeness_mean", "completeness_worst"),
 )
 # cost: share lost on held-out tasks without the head; spare: less than 1 %; alone: its own share on training tasks.
-CIRCUIT_HEADS = (
-    *("method", "layer", "head", "order", "cost", "spare", "prefix_matching", "alone", "sign"),
-)
+CIRCUIT_HEADS = (*("method", "layer", "head", "order", "cost", "spare", "prefix_matching", "alone", "sign"),)
 CIRCUIT_COMPLETENESS = (
     *("method", "test_set", "subset", "k_removed", "removed", "circuit_left", "model_left", "gap"),
 )

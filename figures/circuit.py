@@ -14,7 +14,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
+from matplotlib.colors import ListedColormap, to_rgba
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
@@ -66,15 +66,15 @@ def draw_circuit(run: Path) -> list[Path]:
     grid = head_grid(ranking, "n_methods")
     with style.styled():
         height = panel_height(grid)
-        figure, (above, below) = style.new_figure(
-            4.6 + height, n_rows=2, height_ratios=[3.1, height + 0.2]
-        )
-        _draw_shares(above, numbers, criterion, target)
+        figure, (above, below) = style.new_figure(4.6 + height, n_rows=2, height_ratios=[3.1, height + 0.2])
+        handles = _draw_shares(above, numbers, criterion, target)
+        figure.legend(handles=handles, loc="outside upper center", ncols=3)
         _draw_map(figure, below, grid, ranking)
         return style.save(figure, numbers, run, "circuit")
 
 
-def _draw_shares(axes: Axes, numbers: pd.DataFrame, criterion: str, target: float) -> None:
+def _draw_shares(axes: Axes, numbers: pd.DataFrame, criterion: str, target: float) -> list[Any]:
+    """Draw the upper panel; returns what its legend lists."""
     style.zero_line(axes)
     axes.axhline(target, color=style.TOTAL, linestyle=(0, (5, 3)), linewidth=1.0, zorder=2)
     axes.annotate(
@@ -94,7 +94,13 @@ def _draw_shares(axes: Axes, numbers: pd.DataFrame, criterion: str, target: floa
         outside, training = (own[own["test_set"] == side] for side in (OUTSIDE, TRAINING))
         axes.plot(training["k"], training["share"], color=colour, linestyle=(0, (3, 2)), linewidth=0.9)
         axes.plot(
-            outside["k"], outside["share"], color=colour, marker=marker, markersize=3.2, linewidth=1.5, zorder=3
+            outside["k"],
+            outside["share"],
+            color=colour,
+            marker=marker,
+            markersize=3.2,
+            linewidth=1.5,
+            zorder=3,
         )
         chosen = outside[outside["found"]]
         axes.errorbar(
@@ -113,7 +119,6 @@ def _draw_shares(axes: Axes, numbers: pd.DataFrame, criterion: str, target: floa
         ),
         Patch(color=style.OTHER, alpha=0.3, linewidth=0, label="random, same layers (range)"),
     ]  # fmt: skip
-    axes.legend(handles=handles, loc="upper left")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator([k for k in TICKS if k <= numbers["k"].max()]))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -121,6 +126,7 @@ def _draw_shares(axes: Axes, numbers: pd.DataFrame, criterion: str, target: floa
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set(xlabel="number of heads k (log scale)", ylabel="share of the difference")
     axes.set_title(f"{criterion.capitalize()} of the first k heads together")
+    return handles
 
 
 def _n(numbers: pd.DataFrame, side: str) -> int:
@@ -131,8 +137,10 @@ def _draw_map(figure: Any, axes: Axes, grid: np.ndarray, ranking: pd.DataFrame) 
     chosen = ranking[is_true(ranking["selected"])]
     selected = [(int(layer), int(head)) for layer, head in zip(chosen["layer"], chosen["head"], strict=True)]
     top = len(LOOKS)
-    shades = matplotlib.colormaps["YlOrBr"](np.linspace(0.0, 0.85, top + 1))
-    image = axes.imshow(grid, cmap=ListedColormap(shades), vmin=-0.5, vmax=top + 0.5, aspect="auto")
+    shades = matplotlib.colormaps["YlOrBr"](np.linspace(0.2, 0.85, top))
+    image = axes.imshow(
+        grid, cmap=ListedColormap([to_rgba("#F1F2F4"), *shades]), vmin=-0.5, vmax=top + 0.5, aspect="auto"
+    )
     bar = finish_map(figure, axes, image, grid, selected, "searches that chose it")
     bar.set_ticks(range(top + 1))
     title = "Heads that the searches chose"

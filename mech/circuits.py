@@ -128,9 +128,7 @@ def _side_by_side(model: Model, recipient: Run, z: Tensor, sets: Sequence[HeadSe
         histories: dict[tuple[int, tuple[int, ...]], int] = {(_CLEAN, ()): _CLEAN}
         for slot, own in zip(slots, layers, strict=True):
             histories.setdefault((slot, tuple(own.get(layer, ()))), len(histories) - 1)
-        slots = [
-            histories[slot, tuple(own.get(layer, ()))] for slot, own in zip(slots, layers, strict=True)
-        ]
+        slots = [histories[slot, tuple(own.get(layer, ()))] for slot, own in zip(slots, layers, strict=True)]
         joined = list(histories)[1:]
         if not joined:
             continue

@@ -122,9 +122,7 @@ def eliminate(ranking: Sequence[Head], value: Value, target: float, max_size: in
     return Found(kept, share, True, start.curve, start.falls)
 
 
-def prune(
-    heads: Sequence[Head], share: float, value: Value, target: float
-) -> tuple[tuple[Head, ...], float]:
+def prune(heads: Sequence[Head], share: float, value: Value, target: float) -> tuple[tuple[Head, ...], float]:
     """Take out heads while the share stays at the target or above.
 
     Each round checks every head's removal and takes out as many of the cheapest as the target allows when they go

@@ -65,12 +65,12 @@ def template_halves(items: Sequence[Item]) -> list[tuple[str, list[Item]]]:
     if len(counts) < 2:
         return []
     sides: tuple[list[str], list[str]] = ([], [])
-    for template in sorted(counts, key=lambda name: (-counts[name], name)):  # the largest first, to the lighter
+    for template in sorted(
+        counts, key=lambda name: (-counts[name], name)
+    ):  # the largest first, to the lighter
         loads = [sum(counts[name] for name in side) for side in sides]
         sides[loads[1] < loads[0]].append(template)
-    return [
-        ("+".join(sorted(side)), [item for item in items if item.template in side]) for side in sides
-    ]
+    return [("+".join(sorted(side)), [item for item in items if item.template in side]) for side in sides]
 
 
 def resampled(items: Sequence[Item], rng: np.random.Generator) -> list[Item]:

@@ -98,7 +98,33 @@ def write_run(run: Path, seed: int = 0, only_heads: bool = False) -> Path:
     effects.to_csv(run / "effects.csv", index=False)
     _attribution(effects, np.random.default_rng(seed + 2)).to_csv(run / "attribution.csv", index=False)
     _ablation(rng).to_csv(run / "ablation.csv", index=False)
+    write_circuit(run, heads)
     return run
+
+
+def write_circuit(run: Path, heads: pd.DataFrame) -> None:
+    """Write the tables of a circuit that are drawn: three searches reach the target, one does not."""
+    sizes = {"score": 46, "attribution": 28, "greedy": 24, "elimination": 21}
+    order = heads.sort_values("prefix_matching", ascending=False)
+    tests, curve = [], []
+    for at, (method, found) in enumerate(sizes.items()):
+        for side, loss, n in (("training", 0.0, 9), ("held-out", 0.05 + at / 100, 15)):
+            shares = (0.9 - loss, 0.8 - loss, 1.0 - loss) * 3
+            head = (method, "necessity", 0.9, found, "L0H0", method != "greedy", side, *shares)
+            tests.append((*head, n, n, 28.0, 0.1, 100.0, 0.05, 20, 0.2, 0.4))
+            for k in sorted({1, 2, 4, 8, 16, found, *((32, 64) if at < 2 else ())}):
+                share = min(1.05, 0.9 * (k / found) ** 0.7) - loss
+                curve.append((method, side, k, share, share - 0.1, share + 0.08, n))
+    for k in (1, 2, 4, 8, 16, 32, 46, 64):
+        curve.append(("random", "held-out", k, k / 500, -k / 400, k / 200, 15))
+    ranking = heads[["layer", "head", "prefix_matching"]].assign(estimate=heads["copying"] / 50, n_methods=0)
+    for size in sizes.values():
+        ranking["n_methods"] += ranking.index.isin(order.index[:size]).astype(int)
+    ranking["selected"] = ranking["n_methods"] == len(sizes)
+    frames = {"circuit": tests, "circuit_curve": curve}
+    for name, rows in frames.items():
+        pd.DataFrame(rows, columns=list(TABLES[name])).to_csv(run / f"{name}.csv", index=False)
+    ranking[list(TABLES["circuit_ranking"])].to_csv(run / "circuit_ranking.csv", index=False)
 
 
 def write_measurement(

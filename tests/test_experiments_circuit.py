@@ -3,41 +3,64 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments.find_circuit import smallest
+from experiments.cli import parser
+from experiments.find_circuit import STUDY, sets_to_test, smallest
+from experiments.seeds import stream
+from experiments.session import Session
 from mech.circuits import KINDS
+from mech.engine import Engine
+from mech.errors import InputError
 from mech.head_lists import read_head_list
 from mech.heads import Head, HeadSet
 from probes.circuit_search import Found
-from probes.items import dump_items
+from probes.items import Item, dump_items
+from probes.wording import load_wording
 from tests.mech_cases import one_thread  # noqa: F401 - a fixture
-from tests.study_cases import ITEMS, Shell, contents, shell  # noqa: F401 - a fixture
+from tests.study_cases import ITEMS, Shell, contents, loaded_once, shell  # noqa: F401 - a fixture
 from tests.tolerances import NATS
 
 SMALL = [
     *("--transfer", "none", "--controls", "2", "--subsets", "2", "--repeats", "1", "--screen", "4"),
-    *("--held-out", "0.5", "--max-size", "8"),
+    *("--held-out", "0.5", "--max-size", "6"),
 ]
 ROWS = ("circuit_items.jsonl", "circuit_effects.jsonl")
-TABLES = ("circuit", "circuit_heads", "circuit_completeness", "circuit_curve", "circuit_stability", "circuit_ranking")
-# Two tasks more than the shared cases have, so that both sides have an interval.
-MORE = tuple(
-    replace(item, item_id=f"{item.item_id}-b", task_id=f"{item.task_id}-b", goal=f"{item.goal} Now.", template="b")
-    for item in ITEMS
+TABLES = (
+    "circuit",
+    "circuit_heads",
+    "circuit_completeness",
+    "circuit_curve",
+    "circuit_stability",
+    "circuit_ranking",
+)
+# Twice the shared cases, so that both sides have two tasks, and two templates within a task.
+GARDEN = tuple(
+    replace(
+        item,
+        item_id=f"{item.item_id}{end}",
+        task_id=f"{item.task_id}{end}",
+        goal=f"{item.goal}{end}",
+        template=("rows", "beds")[at % 2],
+    )
+    for end in ("", "-b")
+    for at, item in enumerate(ITEMS)
 )
 
 
 @pytest.fixture
 def garden(shell: Shell) -> Shell:  # noqa: F811 - a fixture
     """The shell with items of four tasks and two templates."""
-    dump_items([*ITEMS, *MORE], shell.items)
+    dump_items(GARDEN, shell.items)
     return shell
 
 
-def test_the_tables_say_what_the_rows_and_the_slow_path_say(garden: Shell) -> None:
+def test_the_tables_say_what_the_rows_and_the_slow_path_say_and_the_set_is_read_by_other_studies(
+    garden: Shell,
+) -> None:
     said = garden.ran("circuit", *SMALL)
     garden.ran("circuit", *SMALL, "--engine", "reference", out="slow")
     table, heads = garden.table("circuit"), garden.table("circuit_heads")
@@ -77,45 +100,76 @@ def test_the_tables_say_what_the_rows_and_the_slow_path_say(garden: Shell) -> No
     assert steady["jaccard"].between(0, 1).all() and steady["kendall"].dropna().between(-1, 1).all()
     assert any(line.startswith("score: ") for line in said.out)
 
+    _is_a_head_list_that_other_studies_read(garden)
 
-def test_the_frozen_set_is_a_head_list_that_other_studies_read(garden: Shell) -> None:
-    garden.ran("circuit", *SMALL)
+
+def _is_a_head_list_that_other_studies_read(garden: Shell) -> None:
     found = garden.about("circuit")["extra"]
     best = found["found"][found["smallest"]]
     listed = read_head_list(garden.path("circuit.json"), 3, 4)
-    assert {str(head) for head, _ in listed} == set(best["heads"])
-    by_score = sorted(listed, key=lambda pair: -pair[1])
-    assert [str(head) for head, _ in by_score] == best["heads"]
-    assert garden.path("circuit.json").read_bytes() == garden.path(f"circuit_{found['smallest']}.json").read_bytes()
+    assert [str(head) for head, _ in sorted(listed, key=lambda pair: -pair[1])] == best["heads"]
+    of_method = garden.path(f"circuit_{found['smallest']}.json")
+    assert garden.path("circuit.json").read_bytes() == of_method.read_bytes()
     chosen = garden.table("circuit_ranking")
     assert chosen["selected"].sum() == len(listed) and len(chosen) == 12
-    garden.ran(
-        "cut", "--k", "1", "--controls", "1", "--limit", "1", out="other"
-    )
-    garden.ran("ablate", "--heads", garden.path("circuit.json"), "--controls", "1", "--limit", "1", out="other")
-    assert garden.about("ablate", "other")["provenance"]["sets"]["named"] == str(HeadSet(h for h, _ in listed))
+    words = [
+        "--ablate",
+        garden.path("circuit.json"),
+        "--conditions",
+        "pre,neut",
+        "--how",
+        "zero",
+        "--limit",
+        "1",
+    ]
+    garden.ran("probe", *words, out="ablated")
+    about = garden.about("probe", "ablated")["provenance"]["ablated"]
+    assert about["heads"] == str(HeadSet(head for head, _ in listed))
+
+
+def sets(garden: Shell, *words: str | Path, seed: int = 0) -> tuple[dict[str, list[Item]], dict[str, int]]:
+    """The test sets that a command would have, by label, and what it leaves out."""
+    study = parser(STUDY).parse_args([*SMALL, "--items", str(garden.items), *map(str, words)])
+    engine = Engine(loaded_once(str(garden.model)))
+    session = Session(engine, GARDEN, load_wording(), lambda name: stream(seed, name))
+    tests, left_out = sets_to_test(session, study)
+    return {test.label: test.items for test in tests}, left_out
 
 
 def test_no_task_of_the_training_items_is_tested_on(garden: Shell) -> None:
-    strange = replace(ITEMS[0], item_id="far", task_id="far", goal="Another plot.", env="toolshed")
-    file = garden.tmp / "paper.jsonl"
-    dump_items([*ITEMS, *MORE, strange], file)
-    for seed in ("0", "1"):
-        garden.ran("circuit", *SMALL, "--test-items", file, "--seed", seed, out=seed)
-        about = garden.about("circuit", seed)["provenance"]
-        by_id = {item.item_id: item for item in (*ITEMS, *MORE, strange)}
-        tasks = {label: {by_id[one].task_id for one in ids} for label, ids in about["items"].items()}
-        assert set(tasks) == {"training", "held-out", "paper"} and all(tasks.values())
-        assert not tasks["training"] & (tasks["held-out"] | tasks["paper"])
-        assert about["left_out"] == {"paper": 4}
-        assert set(garden.table("circuit", seed)["test_set"]) == set(tasks)
-    dump_items(ITEMS[:1], file)
-    texts = [
-        garden("circuit", *SMALL, "--test-items", file, "--seed", seed, out=f"leak{seed}").err for seed in "0123"
+    strange = replace(GARDEN[0], item_id="far", task_id="far", goal="Another plot.", env="toolshed")
+    folder = garden.tmp / "files"
+    folder.mkdir()
+    dump_items([*GARDEN, strange], folder / "paper.jsonl")
+    dump_items([strange], folder / "few.jsonl")
+    splits = set()
+    for seed in range(4):
+        found, left_out = sets(garden, "--test-items", folder, seed=seed)
+        tasks = {label: {item.task_id for item in items} for label, items in found.items()}
+        assert list(tasks) == ["training", "held-out", "few", "paper"] and all(tasks.values())
+        assert not tasks["training"] & (tasks["held-out"] | tasks["paper"] | tasks["few"])
+        assert left_out == {"paper": 4, "few": 0}
+        splits.add(tuple(sorted(tasks["training"])))
+    assert len(splits) > 1
+    [one] = [item for item in sets(garden)[0]["training"] if item.item_id.startswith("garden-0")] or [
+        ITEMS[2]
     ]
-    assert any("Every item of 'paper' shares a task or goal" in line for lines in texts for line in lines)
-    file.rename(garden.tmp / "held-out.jsonl")
-    garden("circuit", *SMALL, "--test-items", garden.tmp / "held-out.jsonl", out="x").sentence("Rename")
+    dump_items([one], folder / "few.jsonl")
+    with pytest.raises(InputError, match="Every item of 'few' shares a task or goal with a training item"):
+        sets(garden, "--test-items", folder / "few.jsonl")
+    (folder / "few.jsonl").rename(folder / "held-out.jsonl")
+    with pytest.raises(InputError, match="Rename .*'held-out' is the name of another test set"):
+        sets(garden, "--test-items", folder / "held-out.jsonl")
+    empty = garden.tmp / "empty"
+    empty.mkdir()
+    with pytest.raises(InputError, match="holds no item file"):
+        sets(garden, "--test-items", empty)
+
+
+def test_the_other_environment_is_the_one_that_no_item_is_of(garden: Shell) -> None:
+    found, _ = sets(garden, "--transfer", "toolshed", "--transfer-limit", "3")
+    assert len(found["toolshed"]) == 3 and {item.env for item in found["toolshed"]} == {"toolshed"}
+    assert set(sets(garden, "--transfer", "none")[0]) == {"training", "held-out"}
 
 
 def test_a_stopped_run_ends_with_equal_bytes_and_a_finished_one_costs_nothing(garden: Shell) -> None:
@@ -135,8 +189,8 @@ def test_a_stopped_run_ends_with_equal_bytes_and_a_finished_one_costs_nothing(ga
 
 
 def test_what_cannot_be_found_is_said_and_leaves_no_list(garden: Shell) -> None:
-    said = garden.ran("circuit", *SMALL, "--target", "50", "--criterion", "sufficiency")
-    assert sum("not found; the best of the sets up to 8 heads" in line for line in said.out) == 4
+    said = garden.ran("circuit", *SMALL, "--target", "50", "--criterion", "sufficiency", "--limit", "4")
+    assert sum("not found; the best of the sets up to 6 heads" in line for line in said.out) == 4
     assert not garden.table("circuit")["reached"].any()
     assert not list((garden.tmp / "run").glob("circuit*.json")) and garden.about("circuit")["done"]
 
@@ -145,8 +199,6 @@ def test_a_difference_too_small_to_divide_by_stops_in_one_sentence(garden: Shell
     said = garden("circuit", *SMALL, "--from", "neut", "--to", "neut")
     said.sentence("logp(neut) − logp(neut) is 0.000 nats", "too small to divide by")
     garden("circuit", *SMALL, "--held-out", "1.5", out="x").sentence("between 0 and 1")
-    dump_items(ITEMS[:2], garden.items)
-    garden("circuit", *SMALL, out="x").sentence("1 task")
 
 
 def test_the_smallest_set_is_of_fewest_heads_then_of_the_larger_share() -> None:

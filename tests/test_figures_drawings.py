@@ -17,7 +17,7 @@ from figures.load import head_shares
 from tests.synthetic_run import ITEMS, N_HEADS, N_LAYERS, N_SELECTED, write_run
 
 MEASURED = ("scaling", "split_bars", "repeat_probability", "manipulations", "by_family_toolshed", "profiles")
-NAMES = (*MEASURED, "head_scores", "head_effects", "score_vs_effect", "attribution", "dose_curve")
+NAMES = (*MEASURED, "head_scores", "head_effects", "score_vs_effect", "attribution", "dose_curve", "circuit")
 
 
 @pytest.fixture(scope="module")

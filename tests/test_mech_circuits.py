@@ -52,9 +52,7 @@ def pair(engine: Engine) -> tuple[Run, Run]:
 
 
 @pytest.mark.parametrize(("family", "dtype"), MODELS)
-def test_joint_scores_equal_hooked_full_forwards(
-    family: str, dtype: str, tiny_folder: FolderFactory
-) -> None:
+def test_joint_scores_equal_hooked_full_forwards(family: str, dtype: str, tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, family, dtype)
     engine = Engine(model)
     recipient, donor = pair(engine)

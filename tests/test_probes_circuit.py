@@ -249,7 +249,9 @@ def test_template_halves_share_no_template_and_resamples_keep_tasks_whole() -> N
 
 
 def test_overlap_and_rank_agreement_are_those_done_by_hand() -> None:
-    assert jaccard(HeadSet([A, B]), HeadSet([B, C])) == 1 / 3 and math.isnan(jaccard(HeadSet([]), HeadSet([])))
+    assert jaccard(HeadSet([A, B]), HeadSet([B, C])) == 1 / 3 and math.isnan(
+        jaccard(HeadSet([]), HeadSet([]))
+    )
     one, other = {A: 3.0, B: 2.0, C: 1.0}, {A: 2.0, B: 3.0, C: 1.0}
     assert agreement(one, other) == pytest.approx((1 / 3, 0.5))  # one of three pairs turned
     assert agreement(one, one) == pytest.approx((1.0, 1.0))
