@@ -30,6 +30,7 @@ STUDIES = {
     "mechanism": "experiments.mechanism",
     "placebo": "experiments.placebos",
     "agree": "experiments.agree_scores",
+    "circuit": "experiments.find_circuit",
     "compare": "experiments.compare_runs",
     "bench": "experiments.bench",
     "bench-sandbox": "experiments.bench_sandbox",

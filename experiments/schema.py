@@ -109,6 +109,25 @@ SUPPRESSORS = (
     *("direction", "layer", "head", "effect_nats", "ci_lo", "ci_hi", "p", "p_holm"),
     *("n", "n_clusters", "n_heads"),
 )
+# A found set of heads on one test set (training first): shares of the mean delta; random sets by the criterion.
+CIRCUIT = (
+    *("method", "criterion", "target", "k", "heads", "reached", "test_set"),
+    *("necessity", "necessity_lo", "necessity_hi", "sufficiency", "sufficiency_lo", "sufficiency_hi"),
+    *("faithfulness", "faithfulness_lo", "faithfulness_hi", "n", "n_clusters", "delta_nats"),
+    *("random_mean", "percentile", "p", "n_controls", "completeness_mean", "completeness_worst"),
+)
+# cost: share lost on held-out tasks without the head; spare: less than 1 %; alone: its own share on training tasks.
+CIRCUIT_HEADS = (*("method", "layer", "head", "order", "cost", "spare", "prefix_matching", "alone", "sign"),)
+CIRCUIT_COMPLETENESS = (
+    *("method", "test_set", "subset", "k_removed", "removed", "circuit_left", "model_left", "gap"),
+)
+CIRCUIT_STABILITY = (
+    *("method", "variation", "label", "n_items", "k", "reached", "jaccard", "kendall", "spearman"),
+)
+# ci_lo, ci_hi of the method "random": the extremes of its draws.
+CIRCUIT_CURVE = ("method", "test_set", "k", "share", "ci_lo", "ci_hi", "n")
+# Every head: its score, its estimated share, how many methods chose it, and whether the smallest found set has it.
+CIRCUIT_RANKING = ("layer", "head", "prefix_matching", "estimate", "n_methods", "selected")
 
 ROWS: dict[str, tuple[str, ...]] = {"scores": SCORES}
 TABLES: dict[str, tuple[str, ...]] = {
@@ -124,6 +143,12 @@ TABLES: dict[str, tuple[str, ...]] = {
     "overlap": OVERLAP,
     "carried": CARRIED,
     "carried_offtarget": CARRIED_OFFTARGET,
+    "circuit": CIRCUIT,
+    "circuit_heads": CIRCUIT_HEADS,
+    "circuit_completeness": CIRCUIT_COMPLETENESS,
+    "circuit_stability": CIRCUIT_STABILITY,
+    "circuit_curve": CIRCUIT_CURVE,
+    "circuit_ranking": CIRCUIT_RANKING,
     "ablation": ABLATION,
     "controls": CONTROLS,
     "dose": DOSE,

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
@@ -43,9 +44,9 @@ def draw_head_scores(run: Path, selected: Heads) -> list[Path]:
     heads = read_heads(run)
     grid = head_grid(heads, "prefix_matching")
     with style.styled():
-        figure, (axes,) = style.new_figure(height=0.75 + _panel_height(grid))
+        figure, (axes,) = style.new_figure(height=0.75 + panel_height(grid))
         image = axes.imshow(grid, cmap=style.SEQUENTIAL, vmin=0.0, vmax=_top(grid), aspect="auto")
-        _finish(figure, axes, image, grid, selected, "prefix-matching score")
+        finish_map(figure, axes, image, grid, selected, "prefix-matching score")
         axes.set_title(_with_outline("Prefix-matching score on repeated random tokens", selected))
         return style.save(
             figure, _numbers(heads[["layer", "head", "prefix_matching"]], selected), run, "head_scores"
@@ -60,14 +61,14 @@ def draw_head_effects(run: Path, selected: Heads) -> list[Path]:
         raise MissingTable(f"effects.csv has no rows of the directions {' or '.join(DIRECTIONS)}.")
     shares = {direction: head_shares(effects, direction) for direction in present}
     grids = {direction: 100 * head_grid(table, "share") for direction, table in shares.items()}
-    height = sum(0.72 + _panel_height(grid) for grid in grids.values())
+    height = sum(0.72 + panel_height(grid) for grid in grids.values())
     with style.styled():
         figure, panels = style.new_figure(height, n_rows=len(present))
         for axes, direction in zip(panels, present, strict=True):
             grid = grids[direction]
             limit = _top(np.abs(grid))
             image = axes.imshow(grid, cmap=style.DIVERGING, vmin=-limit, vmax=limit, aspect="auto")
-            _finish(figure, axes, image, grid, selected, "share of Δcopy, %")
+            finish_map(figure, axes, image, grid, selected, "share of Δcopy, %")
             axes.set_title(TITLES[direction])
         figure.supxlabel(
             _outline_note(selected, int(shares[present[0]]["n"].iloc[0])), fontsize=8, color=style.MUTED
@@ -90,15 +91,20 @@ def _top(grid: np.ndarray) -> float:
     return float(finite.max()) if finite.size and finite.max() > 0 else 1.0
 
 
-def _panel_height(grid: np.ndarray) -> float:
+def panel_height(grid: np.ndarray) -> float:
     """Inches, so that cells are near squares on the page width, between legible and half a page."""
     n_heads, n_layers = grid.shape
     return float(np.clip(5.6 * n_heads / n_layers, 1.1, 3.6))
 
 
-def _finish(
+def finish_map(
     figure: Figure, axes: Axes, image: AxesImage, grid: np.ndarray, selected: Heads, label: str
-) -> None:
+) -> Colorbar:
+    """Axes, outlines of the selected heads and the colour bar, which is returned.
+
+    Raises:
+        FigureError: a selected head is not in the grid.
+    """
     n_heads, n_layers = grid.shape
     for layer, head in selected:
         if layer >= n_layers or head >= n_heads:
@@ -115,6 +121,7 @@ def _finish(
         side.set_visible(False)
     bar = figure.colorbar(image, ax=axes, label=label, fraction=0.05, pad=0.015, aspect=14)
     bar.outline.set_visible(False)
+    return bar
 
 
 def _with_outline(title: str, selected: Heads) -> str:

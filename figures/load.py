@@ -35,6 +35,9 @@ REQUIRED: dict[str, tuple[str, ...]] = {
         *("direction", "score", "statistic", "k", "estimate", "ci_lo", "ci_hi", "chance", "n"),
         *("n_heads", "uses_task_data"),
     ),
+    "circuit.csv": ("method", "criterion", "target", "k", "reached", "test_set", "n"),
+    "circuit_curve.csv": ("method", "test_set", "k", "share", "ci_lo", "ci_hi", "n"),
+    "circuit_ranking.csv": ("layer", "head", "n_methods", "selected"),
     "breakdown.csv": ("model", "env", "by", "level", "measure", "mean", "ci_lo", "ci_hi", "n"),
     "manipulations.csv": (
         *("model", "env", "condition", "delta", "ci_lo", "ci_hi", "n", "p_holm", "G", "equivalent"),
@@ -50,7 +53,8 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 _TEXT = {
     *("model", "env", "measure", "item_id", "direction", "set", "kind", "by", "level", "condition", "axis"),
     *("group", "note", "site", "control", "quantity", "score", "statistic", "method", "controls"),
-    *("equivalent", "uses_task_data"),  # true, false or empty
+    *("criterion", "test_set"),
+    *("equivalent", "uses_task_data", "reached", "selected"),  # true, false or empty
 }
 # Before pandas 3.1 reading floats exactly is an option; since then it is the default.
 _OLD_PANDAS = tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1)

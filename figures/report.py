@@ -10,6 +10,7 @@ from figures.agreement import draw_agreement
 from figures.attribution import draw_attribution
 from figures.by_family import draw_by_family
 from figures.carried import draw_carried
+from figures.circuit import draw_circuit
 from figures.dose_curve import draw_dose_curve
 from figures.head_map import draw_head_effects, draw_head_scores
 from figures.load import FigureError, Heads, MissingTable, read_heads, selected_heads
@@ -58,6 +59,7 @@ def write_all(
         "dose_curve": lambda: draw_dose_curve(run),
         "off_target": lambda: draw_off_target(run),
         "agreement": lambda: draw_agreement(run),
+        "circuit": lambda: draw_circuit(run),
     }
     written: list[Path] = []
     for name, draw in drawings.items():

@@ -81,7 +81,7 @@ def patch_heads(
     model = engine.model
     model.require_eval_mode()
     chosen = (heads or all_heads(model)).check(model.n_layers, model.n_heads)
-    z = _donor_z(model, recipient, donor)
+    z = donor_z(model, recipient, donor)
     own = stacked(recipient, model, "attn.hook_z")
     changed = [h for h in chosen if not torch.equal(z[h.layer, :, h.head], own[h.layer, :, h.head])]
     scores = {head: recipient.score for head in chosen}
@@ -128,7 +128,7 @@ def sweep(engine: Engine, recipient: Run, edits: Sequence[Edit]) -> list[Score]:
 def patch_sets(engine: Engine, recipient: Run, donor: Run, sets: Mapping[str, HeadSet]) -> dict[str, Score]:
     """Score the recipient's action with z of all heads of a set taken from the donor together, set by set."""
     model = engine.model
-    z = _donor_z(model, recipient, donor)
+    z = donor_z(model, recipient, donor)
     changes = [
         replace_heads(heads.check(model.n_layers, model.n_heads), z, "candidate") for heads in sets.values()
     ]
@@ -198,7 +198,8 @@ def require_clean(recipient: Run) -> None:
         raise InputError("Patching starts from a clean recipient run.")
 
 
-def _donor_z(model: Model, recipient: Run, donor: Run) -> Tensor:
+def donor_z(model: Model, recipient: Run, donor: Run) -> Tensor:
+    """What the donor kept of z, [layer, pos, head, d_head]; InputError as `require_pair` and `stacked`."""
     require_pair(recipient, donor)
     return stacked(donor, model, "attn.hook_z")
 
@@ -221,7 +222,7 @@ def _sweep(model: Model, recipient: Run, edits: Sequence[Edit]) -> list[Score]:
         joining = [index for index, edit in enumerate(edits) if edit.layer == layer]
         if joining:
             row = torch.cat([row, resid_pre[layer].repeat(len(joining), 1)[None]], dim=1)
-            arguments = block_arguments(model, _copies(model, recipient, row.shape[1] // n), cache)
+            arguments = block_arguments(model, copies(model, recipient, row.shape[1] // n), cache)
         placements = [
             Placement(edits[index], torch.arange(index * n, (index + 1) * n, device=model.device))
             for index in joining
@@ -232,9 +233,9 @@ def _sweep(model: Model, recipient: Run, edits: Sequence[Edit]) -> list[Score]:
     return packed.read_scores(model, row, nodes, [recipient.query.action] * len(edits))
 
 
-def _copies(model: Model, recipient: Run, copies: int) -> Layout:
+def copies(model: Model, recipient: Run, count: int) -> Layout:
     """The layout of that many copies of the candidate nodes over the recipient's trunk."""
     start, n = recipient.query.candidate.start, len(recipient.query.action)
     one = torch.tril(torch.ones(n, n, dtype=torch.bool, device=model.device))
-    depths = torch.arange(start, start + n, device=model.device).repeat(copies)
-    return layout(model, depths, torch.block_diag(*[one] * copies).bool(), len(recipient.trunk))
+    depths = torch.arange(start, start + n, device=model.device).repeat(count)
+    return layout(model, depths, torch.block_diag(*[one] * count).bool(), len(recipient.trunk))

@@ -21,7 +21,7 @@ from probes.items import Item, dump_items
 FolderFactory = Callable[..., Path]
 ON_ITEMS = (
     *("probe", "decomposition", "manipulations", "scaling"),
-    *("patch", "ablate", "cut", "joint", "attribute", "placebo", "agree"),
+    *("patch", "ablate", "cut", "joint", "attribute", "placebo", "agree", "circuit"),
 )
 SYSTEM = "Tools: grow(plant, cups), prune(plant)."
 

@@ -100,6 +100,7 @@ def write_run(run: Path, seed: int = 0, only_heads: bool = False) -> Path:
     _ablation(rng).to_csv(run / "ablation.csv", index=False)
     _carried(np.random.default_rng(seed + 3)).to_csv(run / "carried.csv", index=False)
     write_controls(run, np.random.default_rng(seed + 3))
+    write_circuit(run, heads)
     return run
 
 
@@ -140,6 +141,31 @@ def write_controls(run: Path, rng: np.random.Generator) -> None:
                 cells = (estimate, estimate - 0.1, estimate + 0.08, chance, 25, 20, N_LAYERS * N_HEADS, False)
                 agreed.append((direction, score, statistic, k, *cells, score.startswith("transcript")))
     pd.DataFrame(agreed, columns=list(TABLES["agreement"])).to_csv(run / "agreement.csv", index=False)
+
+
+def write_circuit(run: Path, heads: pd.DataFrame) -> None:
+    """Write the tables of a circuit that are drawn: three searches reach the target, one does not."""
+    sizes = {"score": 46, "attribution": 28, "greedy": 24, "elimination": 21}
+    order = heads.sort_values("prefix_matching", ascending=False)
+    tests, curve = [], []
+    for at, (method, found) in enumerate(sizes.items()):
+        for side, loss, n in (("training", 0.0, 9), ("held-out", 0.05 + at / 100, 15)):
+            shares = (0.9 - loss, 0.8 - loss, 1.0 - loss) * 3
+            head = (method, "necessity", 0.9, found, "L0H0", method != "greedy", side, *shares)
+            tests.append((*head, n, n, 28.0, 0.1, 100.0, 0.05, 20, 0.2, 0.4))
+            for k in sorted({1, 2, 4, 8, 16, found, *((32, 64) if at < 2 else ())}):
+                share = min(1.05, 0.9 * (k / found) ** 0.7) - loss
+                curve.append((method, side, k, share, share - 0.1, share + 0.08, n))
+    for k in (1, 2, 4, 8, 16, 32, 46, 64):
+        curve.append(("random", "held-out", k, k / 500, -k / 400, k / 200, 15))
+    ranking = heads[["layer", "head", "prefix_matching"]].assign(estimate=heads["copying"] / 50, n_methods=0)
+    for size in sizes.values():
+        ranking["n_methods"] += ranking.index.isin(order.index[:size]).astype(int)
+    ranking["selected"] = ranking["n_methods"] == len(sizes)
+    frames = {"circuit": tests, "circuit_curve": curve}
+    for name, rows in frames.items():
+        pd.DataFrame(rows, columns=list(TABLES[name])).to_csv(run / f"{name}.csv", index=False)
+    ranking[list(TABLES["circuit_ranking"])].to_csv(run / "circuit_ranking.csv", index=False)
 
 
 def write_measurement(

@@ -20,7 +20,7 @@ from tests.synthetic_run import ITEMS, N_HEADS, N_LAYERS, N_SELECTED, write_run
 MEASURED = ("scaling", "split_bars", "repeat_probability", "manipulations", "by_family_toolshed", "profiles")
 NAMES = (
     *(*MEASURED, "head_scores", "head_effects", "score_vs_effect", "carried", "attribution", "dose_curve"),
-    *("off_target", "agreement"),
+    *("off_target", "agreement", "circuit"),
 )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from figures.circuit import circuit_numbers
 from figures.dose_curve import dose_numbers
 from figures.head_map import head_grid
 from figures.labels import overlap
@@ -138,3 +139,42 @@ def test_selected_heads_come_best_first_and_a_table_without_the_column_has_none(
     table = pd.DataFrame({"layer": [3, 1, 2], "head": [0, 1, 2], "prefix_matching": [0.2, 0.9, 0.5]})
     assert selected_heads(table) == []
     assert selected_heads(table.assign(selected=[True, True, False])) == [(1, 1), (3, 0)]
+
+
+def circuit_tables() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """A curve of two sizes and the table of the sets found, of which greedy's did not reach the target."""
+    rows = [
+        (m, side, k, k / 4, 0.1, 0.9, 9)
+        for m in ("score", "greedy")
+        for side in ("training", "held-out")
+        for k in (1, 3)
+    ]
+    curve = pd.DataFrame(rows, columns=list(REQUIRED["circuit_curve.csv"]))
+    found = [
+        (m, "necessity", 0.9, k, done, "held-out", 9)
+        for m, k, done in (("score", 3, "True"), ("greedy", 1, "False"))
+    ]
+    return curve, pd.DataFrame(found, columns=list(REQUIRED["circuit.csv"]))
+
+
+def test_the_found_sizes_are_marked_on_the_curve_and_what_was_not_found_is_told_apart() -> None:
+    curve, circuit = circuit_tables()
+    numbers = circuit_numbers(curve, circuit)
+    marked = numbers[numbers["found"]]
+    assert set(zip(marked["method"], marked["k"], marked["reached"], strict=True)) == {
+        ("score", 3, True),
+        ("greedy", 1, False),
+    }
+    assert len(marked) == 4 and len(numbers) == len(curve)
+
+
+def test_a_curve_that_cannot_be_drawn_is_refused() -> None:
+    curve, circuit = circuit_tables()
+    with pytest.raises(FigureError, match="unknown method luck"):
+        circuit_numbers(curve.replace({"method": {"score": "luck"}}), circuit)
+    with pytest.raises(FigureError, match="lacks the size 5 that score found"):
+        circuit_numbers(curve, circuit.replace({"k": {3: 5}}))
+    with pytest.raises(FigureError, match="two rows of method score"):
+        circuit_numbers(pd.concat([curve, curve[:1]]), circuit)
+    with pytest.raises(MissingTable, match="held-out"):
+        circuit_numbers(curve[curve["test_set"] == "training"], circuit)

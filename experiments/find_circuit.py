@@ -1,0 +1,284 @@
+"""`backfire circuit`: the smallest set of heads that carries a share of Δcopy, by several searches, tested elsewhere.
+
+Items are split by task. On the training tasks each method (`circuit_searching`) looks for the smallest set whose joint
+effect reaches --target of the difference, by one of three criteria (`mech.circuits`):
+
+    necessity      the default. Noising the set must remove the share although every other head may stand in for it.
+    sufficiency    passes early and past 1: on the bundled model a few heads brought into `pre` raise logp(a×) by more
+                   than Δcopy on some items, as heads that hold copying back do not see what they would hold back.
+    faithfulness   passes 1 likewise, since the set can be chosen without the heads that hold copying back.
+
+Sets found by necessity were sufficient and faithful there, and not the other way round; all three are always told.
+Found sets are then measured on held-out tasks, on the other environment and on any item files given, none of which
+shares a task with the training items: circuit.csv, circuit_heads.csv, circuit_completeness.csv, circuit_curve.csv,
+circuit_stability.csv, circuit_ranking.csv; circuit.json is the smallest set found, circuit_METHOD.json each method's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments.circuit_searching import METHODS, Search, scores_of, stability
+from experiments.circuit_testing import (
+    Testing,
+    circuit_table,
+    completeness_table,
+    curve_table,
+    heads_table,
+    random_sets,
+    subsets_of,
+)
+from experiments.circuit_values import Evaluations, ItemSet
+from experiments.durable import replace
+from experiments.find_heads import ranking
+from experiments.item_pools import read_pool
+from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, existing, positive
+from experiments.options import positive_number as above_0
+from experiments.progress import progress
+from experiments.records import RunFolder
+from experiments.session import Session, about_items, open_run, open_session
+from experiments.tables import frame_text, meter_text
+from mech.circuits import KINDS
+from mech.errors import InputError
+from mech.head_lists import head_list_text
+from probes.circuit import require_delta
+from probes.circuit_search import Found
+from probes.circuit_stability import split_tasks, untouched
+from probes.items import Item, item_line, load_items, select_items
+from probes.scoring import asks
+
+FROM = Option("from", str, "pre", "condition without what is to be explained")
+TO = Option("to", str, "neut", "condition with it")
+CRITERION = Option("criterion", str, "necessity", "whose share must reach the target", KINDS)
+TARGET = Option("target", above_0, 0.9, "share of the difference to reach")
+MAX_SIZE = Option("max-size", positive, 64, "no larger set is looked at")
+HELD_OUT = Option("held-out", above_0, 0.6, "share of the tasks that no search sees")
+TRANSFER = Option(
+    "transfer",
+    str,
+    "other",
+    "further environment to test on; other: the first of coderepair and toolshed that no item is of",
+    ("other", "toolshed", "coderepair", "none"),
+)
+TRANSFER_LIMIT = Option("transfer-limit", positive, 4, "items of that environment, and of each file below")
+TEST_ITEMS = Option("test-items", Path, None, "item file to test on as well, or a folder of such files")
+SCREEN = Option("screen", positive, 40, "greedy: best heads by |attribution|, and as many by score")
+WIDTH = Option("width", positive, 6, "greedy: candidates checked a step, those of largest last gain")
+CONTROLS = Option("controls", positive, 20, "random layer-matched sets of each found set's size")
+SUBSETS = Option("subsets", positive, 6, "random subsets of each found set, for completeness")
+REPEATS = Option("repeats", positive, 1, "other seeds, and resampled training tasks, for stability")
+ENVIRONMENTS = ("coderepair", "toolshed")
+TRAINING = "training"
+OUTSIDE = "held-out"
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Split, search, test, derive the tables."""
+    session = open_session(args)
+    source = vars(args)["from"]
+    for name in (source, args.to):
+        asks(
+            session.model, session.items[0], [name], session.wording, ["failed"]
+        )  # refused at once if unknown
+    tests, left_out = sets_to_test(session, args)
+    scores, score_source = ranking(session.model, args.out, args.seed)
+    about = {
+        **about_items(session),
+        "head_scores": score_source,
+        "items": {test.label: [item.item_id for item in test.items] for test in tests},
+        "left_out": left_out,
+    }
+    derived = {"scores_sha256": _hash(scores), "items_sha256": {one.label: _hash(one) for one in tests}}
+    with open_run(STUDY, args, session.model, about, derived) as folder:
+        evaluations = Evaluations(session, folder, source, args.to, args.quiet)
+        training = tests[0]
+        deltas = evaluations.deltas(training)
+        what = f"logp({args.to}) − logp({source})"
+        require_delta(deltas.tolist(), training.tasks, session.rng_for("circuit/delta"), what)
+        search = Search(
+            evaluations, args.criterion, training, scores_of(scores), evaluations.estimates(training), args
+        )
+        shown = progress(METHODS, len(METHODS), "search", args.quiet)
+        found = {method: search.find(method) for method in shown}
+        table = write_tests(folder, session, search, found, tests)
+        write_lists(folder, found, args.criterion)
+        steady = stability(search, found, session.rng_for)
+        folder.write_table("circuit_stability", steady)
+        meter = session.engine.meter
+        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, **about_found(found)})
+    text = [told(found, args), "", _shown(table), "", frame_text(steady.drop(columns="label"))]
+    return Report("\n".join([*text, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
+
+
+def sets_to_test(session: Session, args: argparse.Namespace) -> tuple[list[ItemSet], dict[str, int]]:
+    """Training items, those held out, then every other test set; and how many items were left out of which.
+
+    Items of other files that share a task or a goal with a training item are left out.
+
+    Raises:
+        InputError: tasks cannot be split, a file or environment has no item left, a label stands for two sets.
+    """
+    rng = session.rng_for("circuit/split")
+    training, outside = split_tasks(session.items, args.held_out, rng)
+    further: dict[str, list[Item]] = {}
+    env = args.transfer
+    if env == "other":
+        missing = [one for one in ENVIRONMENTS if one not in {item.env for item in session.items}]
+        env = missing[0] if missing else "none"
+    if env != "none":
+        values = {**vars(args), "items": None, "env": env}
+        further[env] = read_pool(argparse.Namespace(**values))
+    for file in item_files(args.test_items):
+        if file.stem in (TRAINING, OUTSIDE, *further):
+            raise InputError(f"Rename {file}: '{file.stem}' is the name of another test set.")
+        further[file.stem] = load_items(file)
+    tests, left_out = [ItemSet(TRAINING, training), ItemSet(OUTSIDE, outside)], {}
+    for label, pool in further.items():
+        chosen = untouched(pool, training)
+        if not chosen:
+            raise InputError(f"Every item of '{label}' shares a task or goal with a training item.")
+        left_out[label] = len(pool) - len(chosen)
+        tests.append(ItemSet(label, select_items(chosen, limit=args.transfer_limit)))
+    return tests, left_out
+
+
+def item_files(path: Path | None) -> list[Path]:
+    """The file, or the folder's .jsonl files by name; InputError where there is none."""
+    if path is not None and path.is_dir():
+        files = sorted(path.glob("*.jsonl"))
+        if not files:
+            raise InputError(f"The folder {path} holds no item file (.jsonl).")
+        return files
+    file = existing(path, "item")
+    return [] if file is None else [file]
+
+
+def write_tests(
+    folder: RunFolder, session: Session, search: Search, found: Mapping[str, Found], tests: list[ItemSet]
+) -> pd.DataFrame:
+    """All tables that the found sets are tested in; returns circuit.csv."""
+    args, model = search.args, session.model
+    controls = {
+        method: random_sets(model, one.set, args.controls, session.rng_for) for method, one in found.items()
+    }
+    subsets = subsets_of(found, args.subsets, session.rng_for)
+    testing = Testing(search.evaluations, search.kind, args.target, found, controls, subsets, session.rng_for)
+    training, outside = tests[:2]
+    completeness = completeness_table(testing, outside)
+    gaps = completeness.groupby("method")["gap"].agg(["mean", "max"])
+    table = circuit_table(testing, tests)
+    here = table["test_set"] == outside.label
+    table["completeness_mean"] = table["method"].map(gaps["mean"]).where(here)
+    table["completeness_worst"] = table["method"].map(gaps["max"]).where(here)
+    orders = {
+        method: search.order(method)[: args.max_size] if method in ("score", "attribution") else one.heads
+        for method, one in found.items()
+    }
+    folder.write_table("circuit", table)
+    folder.write_table("circuit_completeness", completeness)
+    folder.write_table("circuit_heads", heads_table(testing, training, outside, search.scores))
+    folder.write_table("circuit_curve", curve_table(testing, [training, outside], orders, model))
+    folder.write_table("circuit_ranking", ranking_table(search, found))
+    return table
+
+
+def ranking_table(search: Search, found: Mapping[str, Found]) -> pd.DataFrame:
+    """circuit_ranking.csv: every head with what it was ranked by, and which found sets have it."""
+    best = smallest(found)
+    selected = found[best].set if best is not None else ()
+    lines = [
+        (
+            *(head.layer, head.head, search.scores[head], estimate),
+            *(sum(head in one.set for one in found.values()), head in selected),
+        )
+        for head, estimate in sorted(search.pooled.items())
+    ]
+    columns = ["layer", "head", "prefix_matching", "estimate", "n_methods", "selected"]
+    return pd.DataFrame(lines, columns=columns)
+
+
+def write_lists(folder: RunFolder, found: Mapping[str, Found], criterion: str) -> None:
+    """circuit_METHOD.json of each set that reached the target, scores falling in the order chosen; circuit.json."""
+    for method, one in found.items():
+        if one.reached:
+            scored = [(head, float(len(one.heads) - at)) for at, head in enumerate(one.heads)]
+            text = head_list_text(scored, "heads", f"{method} by {criterion}, first chosen highest")
+            replace(folder.path / f"circuit_{method}.json", text)
+    best = smallest(found)
+    if best is not None:
+        source = folder.path / f"circuit_{best}.json"
+        replace(folder.path / "circuit.json", source.read_text(encoding="utf-8"))
+
+
+def smallest(found: Mapping[str, Found]) -> str | None:
+    """The method of the smallest set that reached the target, of equal ones that of the larger share on training."""
+    reached = [method for method, one in found.items() if one.reached]
+    return min(reached, key=lambda method: (len(found[method].heads), -found[method].share), default=None)
+
+
+def about_found(found: Mapping[str, Found]) -> dict[str, Any]:
+    """What run.json says of the searches."""
+    return {
+        "found": {
+            method: {
+                "heads": [str(head) for head in one.heads],
+                "sha256": one.set.sha256,
+                "share": one.share,
+                "reached": one.reached,
+                "falls": one.falls,
+            }
+            for method, one in found.items()
+        },
+        "smallest": smallest(found),
+    }
+
+
+def told(found: Mapping[str, Found], args: argparse.Namespace) -> str:
+    """A sentence a method: found, or not found and how near."""
+    lines = []
+    for method, one in found.items():
+        falls = f"; one more head lowered it {one.falls} times on the way" if one.falls else ""
+        if one.reached:
+            lines.append(f"{method}: {len(one.heads)} heads carry {one.share:.3f} of the difference{falls}")
+        else:
+            lines.append(
+                f"{method}: not found; the best of the sets up to {args.max_size} heads carries {one.share:.3f} "
+                f"({len(one.heads)} heads){falls}"
+            )
+    return "\n".join([f"by {args.criterion}, on training tasks:", *lines])
+
+
+def _shown(table: pd.DataFrame) -> str:
+    return frame_text(
+        table[["method", "k", "test_set", *KINDS, "n", "random_mean", "p", "completeness_worst"]]
+    )
+
+
+def _hash(what: pd.DataFrame | ItemSet) -> str:
+    if isinstance(what, ItemSet):
+        text = "\n".join(item_line(item) for item in what.items)
+    else:
+        ordered = what.sort_values(["layer", "head"])
+        text = repr(ordered["prefix_matching"].tolist())
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+STUDY = Study(
+    "circuit",
+    "find the smallest set of heads that carries a share of Δcopy, and test it where it was not found",
+    "backfire circuit --limit 24 --criterion necessity --transfer none --out runs/first",
+    (
+        *ON_MODEL,
+        *ON_ITEMS,
+        *(FROM, TO, CRITERION, TARGET, MAX_SIZE, HELD_OUT, TRANSFER, TRANSFER_LIMIT, TEST_ITEMS),
+        *(SCREEN, WIDTH, CONTROLS, SUBSETS, REPEATS),
+        *RUNNING,
+    ),
+    run,
+)

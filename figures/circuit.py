@@ -1,0 +1,147 @@
+"""The circuit: share of the difference against the number of heads, by search, and where the heads found stand.
+
+Reads circuit.csv, circuit_curve.csv and circuit_ranking.csv. A line is a method's order of heads cut at size k: solid
+on held-out tasks, thin and dashed on the training tasks that chose the heads. A ring with a 95 % interval stands at the
+size that was found (open where no set reached the target). The band is the range of random layer-matched sets.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap, to_rgba
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
+
+from figures import style
+from figures.head_map import finish_map, head_grid, panel_height
+from figures.layout import arms
+from figures.load import FigureError, MissingTable, is_true, read_table, refuse_doubles
+
+LOOKS: dict[str, tuple[str, str, str]] = {
+    "score": ("#0072B2", "o", "by score on random tokens"),
+    "attribution": ("#E69F00", "s", "by attribution"),
+    "greedy": ("#009E73", "^", "greedy, pruned"),
+    "elimination": ("#CC79A7", "D", "attribution, pruned"),
+}
+RANDOM, TRAINING, OUTSIDE = "random", "training", "held-out"
+TICKS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def circuit_numbers(curve: pd.DataFrame, circuit: pd.DataFrame) -> pd.DataFrame:
+    """The curve with `found` (this is the size that the method found) and `reached` (the target, on training tasks).
+
+    Raises:
+        MissingTable: no rows of held-out tasks.
+        FigureError: an unknown method, a row that stands twice, or a found size that the curve lacks.
+    """
+    unknown = set(curve["method"]) - {*LOOKS, RANDOM}
+    if unknown:
+        raise FigureError(f"circuit_curve.csv has the unknown method {sorted(unknown)[0]}.")
+    if OUTSIDE not in set(curve["test_set"]):
+        raise MissingTable("circuit_curve.csv has no rows of held-out tasks.")
+    refuse_doubles(curve, "circuit_curve.csv", ["method", "test_set", "k"])
+    refuse_doubles(circuit, "circuit.csv", ["method", "test_set"])
+    here = circuit[circuit["test_set"] == OUTSIDE]
+    sizes = dict(zip(here["method"], here["k"], strict=True))
+    reached = dict(zip(here["method"], is_true(here["reached"]), strict=True))
+    for method, size in sizes.items():
+        if not ((curve["method"] == method) & (curve["k"] == size)).any():
+            raise FigureError(f"circuit_curve.csv lacks the size {size} that {method} found.")
+    found = curve["method"].map(sizes) == curve["k"]
+    return curve.assign(found=found, reached=curve["method"].map(reached))
+
+
+def draw_circuit(run: Path) -> list[Path]:
+    """Write the figure `circuit`; returns its three files."""
+    circuit, ranking = read_table(run, "circuit.csv"), read_table(run, "circuit_ranking.csv")
+    numbers = circuit_numbers(read_table(run, "circuit_curve.csv"), circuit)
+    criterion, target = str(circuit["criterion"].iloc[0]), float(circuit["target"].iloc[0])
+    grid = head_grid(ranking, "n_methods")
+    with style.styled():
+        height = panel_height(grid)
+        figure, (above, below) = style.new_figure(4.6 + height, n_rows=2, height_ratios=[3.1, height + 0.2])
+        handles = _draw_shares(above, numbers, criterion, target)
+        figure.legend(handles=handles, loc="outside upper center", ncols=3)
+        _draw_map(figure, below, grid, ranking)
+        return style.save(figure, numbers, run, "circuit")
+
+
+def _draw_shares(axes: Axes, numbers: pd.DataFrame, criterion: str, target: float) -> list[Any]:
+    """Draw the upper panel; returns what its legend lists."""
+    style.zero_line(axes)
+    axes.axhline(target, color=style.TOTAL, linestyle=(0, (5, 3)), linewidth=1.0, zorder=2)
+    axes.annotate(
+        f"{target:.0%}", xy=(1.0, target), xycoords=("axes fraction", "data"), xytext=(3, 0),
+        textcoords="offset points", va="center", fontsize=8, annotation_clip=False,
+    )  # fmt: skip
+    drawn = numbers[numbers["method"] == RANDOM].sort_values("k")
+    if not drawn.empty:
+        axes.fill_between(
+            drawn["k"], drawn["ci_lo"], drawn["ci_hi"], color=style.OTHER, alpha=0.3, linewidth=0, zorder=1
+        )
+    handles: list[Any] = []
+    for method, (colour, marker, name) in LOOKS.items():
+        own = numbers[numbers["method"] == method].sort_values("k")
+        if own.empty:
+            continue
+        outside, training = (own[own["test_set"] == side] for side in (OUTSIDE, TRAINING))
+        axes.plot(training["k"], training["share"], color=colour, linestyle=(0, (3, 2)), linewidth=0.9)
+        axes.plot(
+            outside["k"],
+            outside["share"],
+            color=colour,
+            marker=marker,
+            markersize=3.2,
+            linewidth=1.5,
+            zorder=3,
+        )
+        chosen = outside[outside["found"]]
+        axes.errorbar(
+            chosen["k"], chosen["share"], yerr=arms(chosen, "share"), color=colour, marker=marker, markersize=9,
+            markerfacecolor=colour if chosen["reached"].all() else "white", markeredgecolor=style.TOTAL,
+            elinewidth=1.2, capsize=2.5, zorder=5, linestyle="none",
+        )  # fmt: skip
+        size = int(chosen["k"].iloc[0])
+        note = f"{name}: {size} heads" if chosen["reached"].all() else f"{name}: not found"
+        handles.append(Line2D([], [], color=colour, marker=marker, markersize=5, linewidth=1.5, label=note))
+    handles += [
+        Line2D([], [], color=style.MUTED, linewidth=1.5, label=f"held-out tasks (n = {_n(numbers, OUTSIDE)})"),
+        Line2D(
+            [], [], color=style.MUTED, linewidth=0.9, linestyle=(0, (3, 2)),
+            label=f"training tasks (n = {_n(numbers, TRAINING)})",
+        ),
+        Patch(color=style.OTHER, alpha=0.3, linewidth=0, label="random, same layers (range)"),
+    ]  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator([k for k in TICKS if k <= numbers["k"].max()]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set(xlabel="number of heads k (log scale)", ylabel="share of the difference")
+    axes.set_title(f"{criterion.capitalize()} of the first k heads together")
+    return handles
+
+
+def _n(numbers: pd.DataFrame, side: str) -> int:
+    return int(numbers.loc[numbers["test_set"] == side, "n"].max())
+
+
+def _draw_map(figure: Any, axes: Axes, grid: np.ndarray, ranking: pd.DataFrame) -> None:
+    chosen = ranking[is_true(ranking["selected"])]
+    selected = [(int(layer), int(head)) for layer, head in zip(chosen["layer"], chosen["head"], strict=True)]
+    top = len(LOOKS)
+    shades = matplotlib.colormaps["YlOrBr"](np.linspace(0.2, 0.85, top))
+    image = axes.imshow(
+        grid, cmap=ListedColormap([to_rgba("#F1F2F4"), *shades]), vmin=-0.5, vmax=top + 0.5, aspect="auto"
+    )
+    bar = finish_map(figure, axes, image, grid, selected, "searches that chose it")
+    bar.set_ticks(range(top + 1))
+    title = "Heads that the searches chose"
+    axes.set_title(f"{title}; outlined: the smallest set, {len(selected)} heads" if selected else title)
