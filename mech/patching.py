@@ -133,15 +133,22 @@ def patch_sets(engine: Engine, recipient: Run, donor: Run, sets: Mapping[str, He
     queries = [
         patched_query(recipient, heads.check(model.n_layers, model.n_heads), z) for heads in sets.values()
     ]
+    return dict(zip(sets, score_over(engine, recipient, queries), strict=True))
+
+
+@torch.no_grad()
+def score_over(engine: Engine, recipient: Run, queries: Sequence[Query]) -> list[Score]:
+    """Score queries of the recipient's tokens that edit its candidate positions only, over its trunk."""
+    engine.require_sites({edit.site for query in queries for edit in query.intervention.without_cuts})
     if engine.slow:
         engine.meter.ran += len(queries)
-        return dict(zip(sets, reference.score(model, queries), strict=True))
+        return reference.score(engine.model, queries)
     scores: list[Score] = []
     step = max(1, SWEEP_NODES // len(recipient.query.action))
     for start in range(0, len(queries), step):
-        scores += packed.score_row(model, queries[start : start + step], recipient.trunk)
+        scores += packed.score_row(engine.model, queries[start : start + step], recipient.trunk)
         engine.meter.ran += 1
-    return dict(zip(sets, scores, strict=True))
+    return scores
 
 
 def everything_from(model: Model, donor: Run) -> Intervention:

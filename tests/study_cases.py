@@ -118,6 +118,9 @@ class Shell:
             "ablate",
             "cut",
             "attribute",
+            "direct",
+            "layers",
+            "path",
         ):
             base += ["--items", self.items, "--quiet", "yes"]
         if out is not None:

@@ -251,7 +251,9 @@ def _effects(heads: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
             own = share * rng.uniform(0.7, 1.3)
             for layer, head, value in zip(heads["layer"], heads["head"], own, strict=True):
                 rows.append((item, direction, layer, head, value * delta, value))
-    return pd.DataFrame(rows, columns=["item_id", "direction", "layer", "head", "effect_nats", "share"])
+    table = pd.DataFrame(rows, columns=["item_id", "direction", "layer", "head", "effect_nats", "share"])
+    named = {"site": "z", "at": "candidate", "from": "pre", "to": "neut"}
+    return table.assign(**named, kv_head=np.nan, screen="all")
 
 
 def _attribution(effects: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:

@@ -146,7 +146,9 @@ def _reading(*conditions: str) -> set[str]:
     return {name for condition in conditions for name in names[condition]}
 
 
-@pytest.mark.parametrize("gone", ["neut", "abstract", "quote_matched", "neut_pad", "neut_matched", "fail_early"])
+@pytest.mark.parametrize(
+    "gone", ["neut", "abstract", "quote_matched", "neut_pad", "neut_matched", "fail_early"]
+)
 def test_a_measure_without_its_condition_is_left_out_and_never_zero(gone: str) -> None:
     lost = _reading(gone)
     found = measure(_rows({name: scores for name, scores in HAND.items() if name != gone}))
