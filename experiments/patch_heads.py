@@ -22,6 +22,7 @@ import pandas as pd
 
 from experiments.find_heads import ranking
 from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, whole_numbers
+from experiments.pairs import FROM, TO, pair_of, require_conditions
 from experiments.patch_screen import NO_SCREEN, Screen, no_screen, parse_screen, run_screen
 from experiments.patch_tables import GROUP, write_effects
 from experiments.progress import progress
@@ -35,10 +36,7 @@ from probes.items import Item
 from probes.patch_pairs import AT as PLACES
 from probes.patch_pairs import LengthMismatch, require_pattern_pair
 from probes.patching import SITES, PatchTask, patched
-from probes.scoring import asks
 
-FROM = Option("from", str, "pre", "condition without what is to be attributed")
-TO = Option("to", str, "neut", "condition with it")
 DIRECTION = Option("direction", str, "both", "noise, denoise or both", ("noise", "denoise", "both"))
 SITE = Option("site", str, "z", "what is patched; k and v are by key/value head", SITES)
 AT = Option(
@@ -62,8 +60,7 @@ def run(args: argparse.Namespace) -> Report:
     size = parse_screen(args.screen, group)
     require_defined(group, directions)
     session = open_session(args)
-    for name in group[2:]:
-        asks(session.model, session.items[0], [name], session.wording)  # an unknown one is refused at once
+    require_conditions(session, pair_of(args))
     scores, source = ranking(session.model, args.out, args.seed)
     sets = {f"top{k}": top_heads(scores, k) for k in args.k if k <= len(scores)}
     about = {**about_items(session), "head_scores": source, "sets": {name: str(sets[name]) for name in sets}}
@@ -101,7 +98,7 @@ def run(args: argparse.Namespace) -> Report:
 
 def group_of(args: argparse.Namespace) -> tuple[str, str, str, str]:
     """What a folder tells patches apart by: site, at, from, to."""
-    return args.site, args.at, vars(args)["from"], args.to
+    return args.site, args.at, *pair_of(args)
 
 
 def entry_name(group: tuple[str, str, str, str]) -> str:

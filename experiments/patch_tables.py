@@ -97,7 +97,7 @@ def _streams(session: Session, group: tuple[str, ...]) -> RngFactory:
     """Δcopy by z keeps the streams it always had."""
     if group == _FIRST:
         return session.rng_for
-    return lambda name: session.rng_for(f"patch/{'/'.join(group)}/{name}")
+    return session.streams(f"patch/{'/'.join(group)}")
 
 
 def _number(part: Part) -> int:

@@ -78,6 +78,24 @@ COMPARE = (
 # share of L(to) - L(pre) that cutting the heads' attention to the sources removes.
 KNOCKOUT = ("sources", "set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats", "n", "n_clusters")
 
+# Effects of a head or (without head) a layer's MLP; role by its direct effect: carries, holds back, or empty.
+DIRECT = (
+    *("direction", "kind", "layer", "head", "total_share", "total_lo", "total_hi", "total_nats"),
+    *("direct_share", "direct_lo", "direct_hi", "direct_nats"),
+    *("indirect_share", "indirect_lo", "indirect_hi", "indirect_nats"),
+    *("role", "n", "n_clusters", "flagged", "from", "to"),
+)
+# site: mlp_out, or resid_pre, whose last layer is what the final norm reads.
+LAYERS = (
+    *("site", "direction", "layer", "share", "ci_lo", "ci_hi", "effect_nats", "n", "n_clusters", "flagged"),
+    *("from", "to"),
+)
+# set: the senders (previous-token, all, random0, …); random_lo, random_hi, p: selected sets against the random ones.
+PATH = (
+    *("set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats", "n", "n_clusters", "flagged"),
+    *("random_lo", "random_hi", "n_controls", "p", "how", "from", "to"),
+)
+
 ROWS: dict[str, tuple[str, ...]] = {"scores": SCORES}
 TABLES: dict[str, tuple[str, ...]] = {
     "measures": MEASURES,
@@ -93,6 +111,9 @@ TABLES: dict[str, tuple[str, ...]] = {
     "false_negatives": FALSE_NEGATIVES,
     "screen_misses": SCREEN_MISSES,
     "knockout": KNOCKOUT,
+    "direct": DIRECT,
+    "layers": LAYERS,
+    "path": PATH,
     "ablation": ABLATION,
     "breakdown": BREAKDOWN,
     "decomposition": DECOMPOSITION,

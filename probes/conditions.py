@@ -148,7 +148,11 @@ def _neut_matched(item: Item, wording: Wording, count: Count) -> Messages:
     Corruption by tokens of equal length (Zhang & Nanda 2023, arXiv:2309.16042): L(neut) − L(neut_matched) is what the
     call's own tokens do, and not that a turn of its length stands there.
     """
-    words = filler(f"{item.item_id}|call", count(item.failed_action), count)
+    target = count(item.failed_action)
+    drawn = [filler(f"{item.item_id}|call|0", target, count)]
+    while count(drawn[-1]) != target and len(drawn) < FILLERS:  # a cut may fall where no word can end
+        drawn.append(filler(f"{item.item_id}|call|{len(drawn)}", target, count))
+    words = min(drawn, key=lambda text: abs(count(text) - target))
     return _context(item, wording, count) + _step(words, item.obs_neutral, wording)
 
 
@@ -180,6 +184,9 @@ def _no_count(text: str) -> int:
 
 UNRELATED = ("unrelated_action", "unrelated_observation")
 """The keys of an item's meta that hold its far placebo."""
+
+FILLERS = 8
+"""Draws of filler in the place of a call, until one has its length: the first of the nearest is taken."""
 
 CORE = ("pre", "fail", "succ", "neut", "abstract")
 

@@ -60,9 +60,14 @@ def shared_positions(
         return tuple(where[0])
     for name in reversed(pair):
         if conditions.render(item, name, wording, counter(model))[-2]["content"] == item.failed_action:
-            [ask] = asks(model, item, [name], wording, ["failed"])
-            return tuple(copy_in_record(ask.query, where[0]))
+            return recorded_call(model, item, name, wording)
     raise InputError(f"Neither {pair[0]} nor {pair[1]} records the failed call.")
+
+
+def recorded_call(model: Model, item: Item, condition: str, wording: Wording) -> tuple[int, ...]:
+    """Absolute positions of the tokens of a× in a condition's record; InputError where it does not hold them once."""
+    [ask] = asks(model, item, [condition], wording, ["failed"])
+    return tuple(copy_in_record(ask.query, spans(model, item, condition, wording)["record"]))
 
 
 def pattern_columns(
