@@ -24,6 +24,20 @@ REQUIRED: dict[str, tuple[str, ...]] = {
         *("item_id", "direction", "layer", "head", "effect_nats", "share"),
         *("site", "at", "from", "to"),
     ),
+    "shares.csv": (
+        *("direction", "layer", "share", "ci_lo", "ci_hi", "n", "site", "at", "from", "to", "kv_head"),
+    ),
+    "redundancy.csv": (
+        *("direction", "set", "joint_share", "share_lo", "share_hi", "n", "site", "at", "from", "to"),
+    ),
+    "direct.csv": (
+        *("direction", "kind", "layer", "head", "total_share", "direct_share", "role", "n", "from", "to"),
+    ),
+    "layers.csv": ("site", "direction", "layer", "share", "ci_lo", "ci_hi", "n", "from", "to"),
+    "path.csv": (
+        *("set", "kind", "k", "share", "ci_lo", "ci_hi", "n", "random_lo", "random_hi"),
+        *("n_controls", "p", "how", "from", "to"),
+    ),
     "attribution.csv": ("item_id", "direction", "site", "layer", "head", "effect_nats", "estimate_nats"),
     "ablation.csv": ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n"),
     "breakdown.csv": ("model", "env", "by", "level", "measure", "mean", "ci_lo", "ci_hi", "n"),
@@ -40,7 +54,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 }
 _TEXT = {
     *("model", "env", "measure", "item_id", "direction", "set", "kind", "by", "level", "condition", "axis"),
-    *("group", "note", "site", "at", "from", "to"),
+    *("group", "note", "site", "at", "from", "to", "role", "how"),
     "equivalent",  # true, false or empty
 }
 # Before pandas 3.1 reading floats exactly is an option; since then it is the default.
