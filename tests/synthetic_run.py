@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.schema import TABLES
+from tests.synthetic_patching import write_patching
 
 Cells = list[tuple[str, str]]  # model, environment
 N_LAYERS, N_HEADS, N_SELECTED = 30, 9, 16
@@ -91,6 +92,7 @@ def write_run(run: Path, seed: int = 0, only_heads: bool = False) -> Path:
     run.mkdir(parents=True, exist_ok=True)
     if not only_heads:
         write_measurement(run, seed=seed + 1)
+        write_patching(run)
     rng = np.random.default_rng(seed)
     heads = _heads(rng)
     heads.to_csv(run / "heads.csv", index=False)
