@@ -12,11 +12,10 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.durable import parse_rows
 from experiments.find_heads import ALL_SCORES, ranking
 from experiments.item_pools import read_pool
 from experiments.options import ENV, ITEMS, ON_MODEL, PROBLEMS, RUNNING, SEED, WORDING, Report, Study
-from experiments.patch_heads import long_effects
+from experiments.patch_tables import z_effects
 from experiments.progress import progress
 from experiments.records import RunFolder, read_run
 from experiments.seeds import stream
@@ -32,7 +31,6 @@ from probes.suppressors import SUPPRESSORS, suppressors
 BY = "prefix_matching"  # what the other scores are compared with
 CONDITION = "neut"
 _SAME = ("env", "problems", "items", "wording", "seed")  # decide what the patched items' transcripts are
-_OF_COPY = {"from": "pre", "to": CONDITION, "site": "z", "at": "candidate"}
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -63,10 +61,7 @@ def copy_effects(args: argparse.Namespace) -> pd.DataFrame:
     Raises:
         InputError: nothing was patched there, on other items, or not from pre to neut.
     """
-    path = require_out(args) / "patches.jsonl"
-    rows = pd.DataFrame(parse_rows(path)[0]) if path.is_file() else pd.DataFrame()
-    if rows.empty:
-        raise InputError(f"There are no patches in {args.out}: run `backfire patch --out {args.out}` first.")
+    effects = z_effects(require_out(args), "pre", CONDITION)
     settings = read_run(args.out)["studies"].get("patch", {}).get("config", {})
     for name in _SAME:
         there, here = settings.get(name), STUDY.settings(args)[name]
@@ -74,20 +69,7 @@ def copy_effects(args: argparse.Namespace) -> pd.DataFrame:
             raise InputError(
                 f"{args.out} was patched under another {name} ({there}, not {here}): give the same."
             )
-    long = _of_copy(long_effects(_of_copy(rows))) if len(_of_copy(rows)) else pd.DataFrame()
-    if long.empty:
-        raise InputError(
-            f"The patches in {args.out} are not from pre to neut: Δcopy is not what they explain."
-        )
-    return long[long["layer"].notna() & long["set"].isna()].astype({"layer": int, "head": int})
-
-
-def _of_copy(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows that are about Δcopy, by the columns that say so."""
-    for column, value in _OF_COPY.items():
-        if column in rows.columns:
-            rows = rows[rows[column].fillna(value) == value]
-    return rows
+    return effects
 
 
 def transcript_row(scored: pd.DataFrame) -> dict[str, Any]:

@@ -10,11 +10,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import pandas as pd
-
-from experiments.durable import parse_rows
 from experiments.options import OUT, SEED, Option, Report, Study
-from experiments.patch_heads import long_effects
+from experiments.patch_tables import z_effects
 from experiments.records import read_run
 from experiments.seeds import stream
 from experiments.session import open_folder, require_out
@@ -53,7 +50,7 @@ def run(args: argparse.Namespace) -> Report:
     } - {None}
     if len(weights) > 1:
         raise InputError(f"{out} and {elsewhere} hold effects of different weights: nothing to compare.")
-    effects = [_effects(out, args.one), _effects(elsewhere, args.other)]
+    effects = [z_effects(out, *args.one), z_effects(elsewhere, *args.other)]
     names = tuple(NAMES.get(each, "-".join(each)) for each in (args.one, args.other))
     identity = next(iter(model.values()))["provenance"]["model"]
     with open_folder(STUDY, args, identity) as folder:
@@ -61,20 +58,6 @@ def run(args: argparse.Namespace) -> Report:
         folder.write_table("overlap", table)
         folder.finish({})
     return Report(f"{frame_text(table)}\nwritten to {out}")
-
-
-def _effects(path: Path, conditions: tuple[str, str]) -> pd.DataFrame:
-    """Effects of single heads on the difference of these conditions."""
-    file = path / "patches.jsonl"
-    rows = pd.DataFrame(parse_rows(file)[0]) if file.is_file() else pd.DataFrame()
-    if len(rows):
-        rows = rows[(rows["from"] == conditions[0]) & (rows["to"] == conditions[1])]
-    if not len(rows):
-        raise InputError(
-            f"{path} holds no patches from {conditions[0]} to {conditions[1]}: run `backfire patch` first."
-        )
-    long = long_effects(rows)
-    return long[long["set"].isna()].drop(columns="set")
 
 
 STUDY = Study(

@@ -1,133 +1,201 @@
-"""`backfire patch`: which heads carry Δcopy (or any difference of two conditions), by exact activation patching.
+"""`backfire patch`: what carries Δcopy (or any difference of two conditions), by exact activation patching.
 
-    noise     run TO with z of a head from FROM:   effect = logp(TO) − logp(patched)
-    denoise   run FROM with z of a head from TO:   effect = logp(patched) − logp(FROM)
+    noise     run TO with one part's activation from FROM:   effect = logp(TO) − logp(patched)
+    denoise   run FROM with one part's activation from TO:   effect = logp(patched) − logp(FROM)
 
-share = effect / (logp(TO) − logp(FROM)); with --from pre --to neut that difference is Δcopy. All heads one by one, and
-joint sets of the top k by prefix-matching score, which no task data have chosen.
+share = effect / (logp(TO) − logp(FROM)); with --from pre --to neut that difference is Δcopy, with --from neut --to
+fail Δsem, with --from neut_matched --to neut Δcopy against a record of equal length. --site says what is taken (z of
+a head, its queries or pattern, keys or values by key/value head, a layer's MLP output or residual stream), --at where.
+All parts one by one, and joint sets of the top k heads by prefix-matching score, which no task data have chosen.
+
+One folder holds patches of several sites and pairs: each has an entry of its own in run.json.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from experiments.find_heads import ranking
 from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, whole_numbers
+from experiments.pairs import FROM, TO, pair_of, require_conditions
+from experiments.patch_screen import NO_SCREEN, Screen, no_screen, parse_screen, run_screen
+from experiments.patch_tables import GROUP, write_effects
 from experiments.progress import progress
-from experiments.records import RunFolder
 from experiments.session import Session, about_items, open_run, open_session
 from experiments.tables import frame_text, meter_text
-from mech.heads import Head, HeadSet
+from mech.errors import InputError
+from mech.heads import HeadSet
 from mech.induction import top_heads
-from mech.patching import patch_heads, patch_sets
 from mech.queries import Score
-from probes.effects import head_shares, item_shares, redundancy
 from probes.items import Item
-from probes.scoring import asks, decision_run
+from probes.patch_pairs import AT as PLACES
+from probes.patch_pairs import LengthMismatch, require_pattern_pair
+from probes.patching import SITES, PatchTask, patched
 
-FROM = Option("from", str, "pre", "condition without what is to be attributed")
-TO = Option("to", str, "neut", "condition with it")
 DIRECTION = Option("direction", str, "both", "noise, denoise or both", ("noise", "denoise", "both"))
+SITE = Option("site", str, "z", "what is patched; k and v are by key/value head", SITES)
+AT = Option(
+    "at",
+    str,
+    "candidate",
+    "where: from where the call is repeated, at its tokens in the record, or at the observation",
+    PLACES,
+)
 K = Option("k", whole_numbers, (4, 8, 16, 32), "sizes of the joint sets")
+SCREEN = Option(
+    "screen", str, NO_SCREEN, "all, or attribution:N to patch the N heads of largest estimate only"
+)
+DEFAULT = ("z", "candidate", "pre", "neut")
 
 
 def run(args: argparse.Namespace) -> Report:
     """Patch every item in every asked direction, then derive the tables."""
-    session = open_session(args)
-    for name in (vars(args)["from"], args.to):
-        asks(session.model, session.items[0], [name], session.wording)  # an unknown one is refused at once
+    group = group_of(args)
     directions = ("noise", "denoise") if args.direction == "both" else (args.direction,)
+    size = parse_screen(args.screen, group)
+    require_defined(group, directions)
+    session = open_session(args)
+    require_conditions(session, pair_of(args))
     scores, source = ranking(session.model, args.out, args.seed)
     sets = {f"top{k}": top_heads(scores, k) for k in args.k if k <= len(scores)}
     about = {**about_items(session), "head_scores": source, "sets": {name: str(sets[name]) for name in sets}}
     derived = {"set_sha256": {name: heads.sha256 for name, heads in sets.items()}}
-    with open_run(STUDY, args, session.model, about, derived) as folder:
+    skipped: dict[str, str] = {}
+    with open_run(replace(STUDY, name=entry_name(group)), args, session.model, about, derived) as folder:
+        screen = no_screen(directions)
+        if size is not None:
+            screen = run_screen(folder, session, group, directions, size, args.quiet)
         for item in progress(session.items, len(session.items), "patch", args.quiet):
             done = folder.done_ids("patches")
-            todo = [name for name in directions if f"{item.item_id}|{name}" not in done]
+            todo = [name for name in directions if row_id(item, group, name) not in done]
             if todo:
-                folder.append_all(
-                    "patches", patch_item(session, item, vars(args)["from"], args.to, todo, sets)
-                )
-        shares, joint = write_effects(folder, session, sets)
+                try:
+                    rows = patch_item(session, item, group, todo, sets, screen)
+                except LengthMismatch as reason:
+                    skipped[item.item_id] = str(reason)
+                else:
+                    folder.append_all("patches", rows)
+        if len(skipped) == len(session.items):
+            raise InputError(f"No item can be patched at the {group[1]}: {next(iter(skipped.values()))}")
+        shares, joint = write_effects(folder, session)
         meter = session.engine.meter
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
-    best = shares.sort_values(["direction", "share"], ascending=[True, False]).groupby("direction").head(8)
-    text = "\n".join([frame_text(best), "", frame_text(joint), meter_text(meter.ran, meter.saved)])
-    return Report(f"{text}\nwritten to {args.out}")
+        counts = {"forwards_run": meter.ran, "forwards_saved": meter.saved}
+        folder.finish({**counts, "skipped": skipped, "screen": list(screen.notes)})
+    text = [
+        told(shares, group),
+        "",
+        frame_text(of_group(joint, group)) if len(joint) else "",
+        *screen.notes,
+        *skips(skipped),
+    ]
+    return Report("\n".join([*text, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
+
+
+def group_of(args: argparse.Namespace) -> tuple[str, str, str, str]:
+    """What a folder tells patches apart by: site, at, from, to."""
+    return args.site, args.at, *pair_of(args)
+
+
+def entry_name(group: tuple[str, str, str, str]) -> str:
+    """The study's entry in run.json: `patch`, and its site, place and pair where they are not the default."""
+    site, at, source, target = group
+    return "patch" if group == DEFAULT else f"patch {site} {at} {source}>{target}"
+
+
+def row_id(item: Item, group: tuple[str, str, str, str], direction: str) -> str:
+    """The id of a row."""
+    site, at, source, target = group
+    return f"{item.item_id}|{site}|{at}|{source}>{target}|{direction}"
+
+
+def require_defined(group: tuple[str, str, str, str], directions: tuple[str, ...]) -> None:
+    """Raise InputError for a site, place or direction that has no meaning, before anything is run."""
+    site, at, source, target = group
+    if site != "pattern":
+        return
+    if at != "candidate":
+        raise InputError(
+            f"Attention patterns are patched from the candidate positions, not at the {at}: leave out --at."
+        )
+    for direction in directions:
+        donor, recipient = (source, target) if direction == "noise" else (target, source)
+        require_pattern_pair(donor, recipient)
 
 
 def patch_item(
-    session: Session, item: Item, source: str, target: str, directions: list[str], sets: Mapping[str, HeadSet]
+    session: Session,
+    item: Item,
+    group: tuple[str, str, str, str],
+    directions: list[str],
+    sets: Mapping[str, HeadSet],
+    screen: Screen,
 ) -> list[dict[str, Any]]:
-    """One row a direction: the difference, and the effect (nats) of every head and joint set."""
-    low = decision_run(session.engine, item, source, session.wording)
-    high = decision_run(session.engine, item, target, session.wording)
+    """One row a direction: the difference, and the effect (nats) of every part and joint set.
+
+    Raises:
+        LengthMismatch: the two conditions of this item do not correspond where they are patched.
+    """
+    task = PatchTask.of(session.engine, item, group, session.wording)
     rows = []
     for direction in directions:
-        recipient, donor = (high, low) if direction == "noise" else (low, high)
+        base = (task.high if direction == "noise" else task.low).score.total
         sign = -1.0 if direction == "noise" else 1.0
 
-        def effect(score: Score, sign: float = sign, base: float = recipient.score.total) -> float:
+        def effect(score: Score, sign: float = sign, base: float = base) -> float:
             return sign * (score.total - base)
 
-        single = patch_heads(session.engine, recipient, donor)
-        joint = patch_sets(session.engine, recipient, donor, sets)
+        single, joint = patched(session.engine, task, direction, sets, screen.heads[direction])
         rows.append(
             {
-                "id": f"{item.item_id}|{direction}",
+                "id": row_id(item, group, direction),
                 "item_id": item.item_id,
                 "task_id": item.task_id,
                 "direction": direction,
-                "from": source,
-                "to": target,
-                "logprob_from": low.score.total,
-                "logprob_to": high.score.total,
-                "delta": high.score.total - low.score.total,
-                "heads": {str(head): effect(score) for head, score in single.items()},
+                **dict(zip(GROUP, group, strict=True)),
+                "screen": screen.name,
+                "n_positions": len(task.positions) or len(task.low.query.action),
+                "logprob_from": task.low.score.total,
+                "logprob_to": task.high.score.total,
+                "delta": task.high.score.total - task.low.score.total,
+                "heads": {str(part): effect(score) for part, score in single.items()},
                 "sets": {name: effect(score) for name, score in joint.items()},
+                "members": {name: str(sets[name]) for name in joint},
             }
         )
     return rows
 
 
-def long_effects(rows: pd.DataFrame) -> pd.DataFrame:
-    """The kept rows, one line a patch: layer and head for single heads, `set` for joint ones."""
-    lines = []
-    for row in rows.to_dict("records"):
-        known = [row["item_id"], row["task_id"], row["direction"], row["delta"]]
-        for name, effect in row["heads"].items():
-            head = Head.parse(name)
-            lines.append([*known, head.layer, head.head, None, effect])
-        lines += [[*known, None, None, name, effect] for name, effect in row["sets"].items()]
-    columns = ["item_id", "task_id", "direction", "delta", "layer", "head", "set", "effect_nats"]
-    return pd.DataFrame(lines, columns=columns)
+def of_group(table: pd.DataFrame, group: tuple[str, str, str, str]) -> pd.DataFrame:
+    """The rows of one site, place and pair, without the columns that say so."""
+    here = (table[list(GROUP)] == list(group)).all(axis=1)
+    rows = table[here].drop(columns=[*GROUP, "screen"], errors="ignore")
+    numbers = [name for name in ("head", "kv_head") if name in rows and rows[name].isna().all()]
+    return rows.drop(columns=numbers)
 
 
-def write_effects(
-    folder: RunFolder, session: Session, sets: Mapping[str, HeadSet]
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """effects.csv and joint.csv (heads and sets by item); shares.csv and redundancy.csv (over items), returned."""
-    long = long_effects(folder.rows("patches"))
-    each = item_shares(long)
-    single = each["set"].isna()
-    folder.write_table("effects", each[single].drop(columns="set"))
-    folder.write_table("joint", each[~single].drop(columns=["layer", "head"]))
-    members = {name: [(head.layer, head.head) for head in heads] for name, heads in sets.items()}
-    shares, joint = head_shares(long, session.rng_for), redundancy(long, members, session.rng_for)
-    folder.write_table("shares", shares)
-    folder.write_table("redundancy", joint)
-    return shares, joint
+def told(shares: pd.DataFrame, group: tuple[str, str, str, str]) -> str:
+    """The largest shares of each direction."""
+    here = of_group(shares, group)
+    best = here.sort_values(["direction", "share"], ascending=[True, False]).groupby("direction").head(8)
+    return frame_text(best)
+
+
+def skips(skipped: Mapping[str, str]) -> list[str]:
+    """The items that were left out, with the reason of the first."""
+    if not skipped:
+        return []
+    return [f"{len(skipped)} items left out ({', '.join(skipped)}): {next(iter(skipped.values()))}"]
 
 
 STUDY = Study(
     "patch",
-    "attribute a difference of two conditions to heads by exact noising and denoising",
-    "backfire patch --from pre --to neut --direction both --limit 4 --out runs/first",
-    (*ON_MODEL, *ON_ITEMS, FROM, TO, DIRECTION, K, *RUNNING),
+    "attribute a difference of two conditions to heads or layers by exact noising and denoising",
+    "backfire patch --from pre --to neut --site z --direction both --limit 4 --out runs/first",
+    (*ON_MODEL, *ON_ITEMS, FROM, TO, SITE, AT, DIRECTION, K, SCREEN, *RUNNING),
     run,
 )

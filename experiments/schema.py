@@ -15,7 +15,21 @@ SCORES = (
 MEASURES = ("model", "env", "item_id", "task_id", "measure", "value")
 SUMMARY = ("model", "env", "measure", *_INTERVAL, "p", "p_holm")
 HEADS = ("layer", "head")  # and one column per score
-EFFECTS = ("item_id", "direction", "layer", "head", "effect_nats", "share")
+# What was patched where: site (z, q, k, v, pattern, mlp_out or resid_pre), at (candidate, record or observation), and
+# the pair of conditions. head counts query heads: empty for k and v, which have a kv_head, and for layers.
+_PATCH = ("site", "at", "from", "to", "kv_head", "screen")
+EFFECTS = ("item_id", "direction", "layer", "head", "effect_nats", "share", *_PATCH)
+JOINT = ("item_id", "direction", "effect_nats", "share", "set", "site", "at", "from", "to")
+SHARES = (
+    *("direction", "layer", "head", "share", "ci_lo", "ci_hi", "effect_nats", "n", "n_clusters", "flagged"),
+    *_PATCH,
+)
+REDUNDANCY = (
+    *("direction", "set", "joint_share", "share_lo", "share_hi", "joint_nats", "singles_nats"),
+    *("redundancy_nats", "ci_lo", "ci_hi", "n", "n_clusters", "site", "at", "from", "to"),
+)
+# Means over items of what attribution says of each head; patched: exactly, too.
+ESTIMATES = ("direction", "layer", "head", "estimate_nats", "n", "patched", "from", "to")
 # Exact effects beside their estimates by attribution patching; site z (heads) or mlp_out, which has no head.
 ATTRIBUTION = ("item_id", "task_id", "direction", "site", "layer", "head", "effect_nats", "estimate_nats")
 # scope: item (mean over items) or pooled (of the means over items); statistic: spearman, or recall among the top k.
@@ -129,12 +143,34 @@ CIRCUIT_CURVE = ("method", "test_set", "k", "share", "ci_lo", "ci_hi", "n")
 # Every head: its score, its estimated share, how many methods chose it, and whether the smallest found set has it.
 CIRCUIT_RANKING = ("layer", "head", "prefix_matching", "estimate", "n_methods", "selected")
 
+# Effects of a head or (without head) a layer's MLP; role by its direct effect: carries, holds back, or empty.
+DIRECT = (
+    *("direction", "kind", "layer", "head", "total_share", "total_lo", "total_hi", "total_nats"),
+    *("direct_share", "direct_lo", "direct_hi", "direct_nats"),
+    *("indirect_share", "indirect_lo", "indirect_hi", "indirect_nats"),
+    *("role", "n", "n_clusters", "flagged", "from", "to"),
+)
+# site: mlp_out, or resid_pre, whose last layer is what the final norm reads.
+LAYERS = (
+    *("site", "direction", "layer", "share", "ci_lo", "ci_hi", "effect_nats", "n", "n_clusters", "flagged"),
+    *("from", "to"),
+)
+# set: the senders (previous-token, all, random0, …); random_lo, random_hi, p: selected sets against the random ones.
+PATH = (
+    *("set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats", "n", "n_clusters", "flagged"),
+    *("random_lo", "random_hi", "n_controls", "p", "how", "from", "to"),
+)
+
 ROWS: dict[str, tuple[str, ...]] = {"scores": SCORES}
 TABLES: dict[str, tuple[str, ...]] = {
     "measures": MEASURES,
     "summary": SUMMARY,
     "heads": HEADS,
     "effects": EFFECTS,
+    "joint": JOINT,
+    "shares": SHARES,
+    "redundancy": REDUNDANCY,
+    "estimates": ESTIMATES,
     "attribution": ATTRIBUTION,
     "screening": SCREENING,
     "false_negatives": FALSE_NEGATIVES,
@@ -149,6 +185,9 @@ TABLES: dict[str, tuple[str, ...]] = {
     "circuit_stability": CIRCUIT_STABILITY,
     "circuit_curve": CIRCUIT_CURVE,
     "circuit_ranking": CIRCUIT_RANKING,
+    "direct": DIRECT,
+    "layers": LAYERS,
+    "path": PATH,
     "ablation": ABLATION,
     "controls": CONTROLS,
     "dose": DOSE,

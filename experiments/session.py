@@ -27,6 +27,7 @@ from mech.load import load_model, load_redrawn
 from mech.model import Model
 from probes.items import Item, select_items
 from probes.placebo import with_unrelated
+from probes.stats import RngFactory
 from probes.wording import Wording, load_wording
 
 
@@ -38,6 +39,10 @@ class Session:
     items: list[Item]
     wording: Wording
     rng_for: Callable[[str], np.random.Generator]
+
+    def streams(self, prefix: str) -> RngFactory:
+        """As `rng_for`, every name behind this prefix: tables of one kind do not share draws by accident."""
+        return lambda name: self.rng_for(f"{prefix}/{name}")
 
     @property
     def model(self) -> Model:

@@ -18,7 +18,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from figures import style
-from figures.load import DIRECTIONS, FigureError, Heads, MissingTable, head_shares, read_heads, read_table
+from figures.load import DIRECTIONS, FigureError, Heads, MissingTable, head_shares, read_effects, read_heads
 
 TITLES = {
     "denoise": "Denoising (sufficiency): run without the record, the head's z taken from the run with it",
@@ -55,7 +55,7 @@ def draw_head_scores(run: Path, selected: Heads) -> list[Path]:
 
 def draw_head_effects(run: Path, selected: Heads) -> list[Path]:
     """Write the figure `head_effects` (share of Δcopy per head, a panel per direction); returns its files."""
-    effects = read_table(run, "effects.csv")
+    effects = read_effects(run)
     present = [direction for direction in DIRECTIONS if direction in set(effects["direction"])]
     if not present:
         raise MissingTable(f"effects.csv has no rows of the directions {' or '.join(DIRECTIONS)}.")

@@ -20,7 +20,24 @@ Heads = list[tuple[int, int]]
 REQUIRED: dict[str, tuple[str, ...]] = {
     "summary.csv": ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "n"),
     "heads.csv": ("layer", "head", "prefix_matching"),
-    "effects.csv": ("item_id", "direction", "layer", "head", "effect_nats", "share"),
+    "effects.csv": (
+        *("item_id", "direction", "layer", "head", "effect_nats", "share"),
+        *("site", "at", "from", "to"),
+    ),
+    "shares.csv": (
+        *("direction", "layer", "share", "ci_lo", "ci_hi", "n", "site", "at", "from", "to", "kv_head"),
+    ),
+    "redundancy.csv": (
+        *("direction", "set", "joint_share", "share_lo", "share_hi", "n", "site", "at", "from", "to"),
+    ),
+    "direct.csv": (
+        *("direction", "kind", "layer", "head", "total_share", "direct_share", "role", "n", "from", "to"),
+    ),
+    "layers.csv": ("site", "direction", "layer", "share", "ci_lo", "ci_hi", "n", "from", "to"),
+    "path.csv": (
+        *("set", "kind", "k", "share", "ci_lo", "ci_hi", "n", "random_lo", "random_hi"),
+        *("n_controls", "p", "how", "from", "to"),
+    ),
     "attribution.csv": ("item_id", "direction", "site", "layer", "head", "effect_nats", "estimate_nats"),
     "ablation.csv": ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n"),
     "carried.csv": (
@@ -53,7 +70,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 _TEXT = {
     *("model", "env", "measure", "item_id", "direction", "set", "kind", "by", "level", "condition", "axis"),
     *("group", "note", "site", "control", "quantity", "score", "statistic", "method", "controls"),
-    *("criterion", "test_set"),
+    *("criterion", "test_set", "at", "from", "to", "role", "how"),
     *("equivalent", "uses_task_data", "reached", "selected"),  # true, false or empty
 }
 # Before pandas 3.1 reading floats exactly is an option; since then it is the default.
@@ -132,6 +149,20 @@ def selected_heads(heads: pd.DataFrame) -> Heads:
     chosen = heads[is_true(heads["selected"])]
     ordered = chosen.sort_values("prefix_matching", ascending=False)
     return [(int(layer), int(head)) for layer, head in zip(ordered["layer"], ordered["head"], strict=True)]
+
+
+def read_effects(run: Path) -> pd.DataFrame:
+    """The rows of `effects.csv` that are of z at the candidate positions between pre and neut: heads and Δcopy.
+
+    Raises:
+        FigureError: as `read_table`; MissingTable where there are no such rows.
+    """
+    table = read_table(run, "effects.csv")
+    wanted = {"site": "z", "at": "candidate", "from": "pre", "to": "neut"}
+    rows = table[(table[list(wanted)] == list(wanted.values())).all(axis=1)]
+    if rows.empty:
+        raise MissingTable("effects.csv has no rows of site z at the candidate positions from pre to neut.")
+    return rows
 
 
 def head_shares(effects: pd.DataFrame, direction: str) -> pd.DataFrame:

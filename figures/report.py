@@ -11,15 +11,19 @@ from figures.attribution import draw_attribution
 from figures.by_family import draw_by_family
 from figures.carried import draw_carried
 from figures.circuit import draw_circuit
+from figures.direct_total import draw_direct_total
 from figures.dose_curve import draw_dose_curve
 from figures.head_map import draw_head_effects, draw_head_scores
+from figures.layer_profile import draw_layer_profile
 from figures.load import FigureError, Heads, MissingTable, read_heads, selected_heads
 from figures.manipulations import draw_manipulations
 from figures.off_target import draw_off_target
+from figures.path_bars import draw_path_bars
 from figures.profiles import draw_profiles
 from figures.repeat_probability import draw_repeat_probability
 from figures.scaling import draw_scaling
 from figures.score_vs_effect import draw_score_vs_effect
+from figures.site_comparison import draw_kv_heads, draw_site_comparison
 from figures.split_bars import draw_split_bars
 
 _log = logging.getLogger(__name__)
@@ -55,6 +59,11 @@ def write_all(
         "head_effects": lambda: draw_head_effects(run, heads),
         "score_vs_effect": lambda: draw_score_vs_effect(run, heads),
         "carried": lambda: draw_carried(run),
+        "site_comparison": lambda: draw_site_comparison(run),
+        "kv_heads": lambda: draw_kv_heads(run),
+        "layer_profile": lambda: draw_layer_profile(run),
+        "direct_total": lambda: draw_direct_total(run),
+        "path_bars": lambda: draw_path_bars(run),
         "attribution": lambda: draw_attribution(run),
         "dose_curve": lambda: draw_dose_curve(run),
         "off_target": lambda: draw_off_target(run),

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from figures import style
 from figures.labels import name_points
-from figures.load import DIRECTIONS, FigureError, Heads, MissingTable, head_shares, read_heads, read_table
+from figures.load import DIRECTIONS, FigureError, Heads, MissingTable, head_shares, read_effects, read_heads
 
 _TITLES = {"denoise": "Denoising (sufficiency)", "noise": "Noising (necessity)"}
 _N_LABELS = 6
@@ -30,7 +30,7 @@ def spearman(x: pd.Series, y: pd.Series) -> float:
 
 def draw_score_vs_effect(run: Path, selected: Heads) -> list[Path]:
     """Write the figure `score_vs_effect` from heads.csv and effects.csv; returns its three files."""
-    heads, effects = read_heads(run), read_table(run, "effects.csv")
+    heads, effects = read_heads(run), read_effects(run)
     present = [direction for direction in DIRECTIONS if direction in set(effects["direction"])]
     if not present:
         raise MissingTable(f"effects.csv has no rows of the directions {' or '.join(DIRECTIONS)}.")

@@ -9,7 +9,7 @@
 
     share      Σ effects / Σ Δcopy over items: a ratio of means
     excess     share of the set − mean share of its controls, item by item before it is summed
-    percentile share of the controls that carry less than the set;  p = (b + 1) / (m + 1), b of m carry as much or more
+    percentile of 100 controls, how many carry less than the set;  p = (b + 1) / (m + 1), b of m carry as much or more
 
 Off target, under the same change: the reference action's log-probability, and Δsem (what the mark of failure does).
 Denoising and noising: Heimersheim & Nanda 2024 (arXiv:2404.15255); knockout: Geva et al. 2023 (arXiv:2304.14767);
@@ -24,6 +24,7 @@ import numpy as np
 import pandas as pd
 
 from mech.errors import InputError
+from probes.dose import among
 from probes.effects import MIN_DELTA, by_item, rectangle, require
 from probes.stats import N_DRAWS, Interval, RngFactory, cluster_bootstrap, cluster_ratios, equivalent
 
@@ -89,13 +90,14 @@ def _of_method(
         columns += [own, own - against.mean(axis=1) if against.size else np.full_like(own, math.nan)]
     over = np.repeat(delta[:, None], len(columns), axis=1)
     found = cluster_ratios(np.stack(columns, axis=1), over, items["task_id"], rng, n_draws)
-    lines = []
+    lines: list[tuple[object, ...]] = []
     for index, (column, kind) in enumerate(pairs):
         share, excess = found[2 * index], found[2 * index + 1]
         against = effects[_controls(effects, kind, column)].to_numpy(float)
         shares = against.sum(axis=0) / delta.sum() if not small else np.array([])
         cells = (*_cells(share, small), float(effects[column].mean()))
-        spread = _spread(shares, share.mean)
+        mean, low, high, m, p, percentile = among(share.mean, shares)
+        spread = (m, mean, low, high, percentile, p)
         label, k = column[1], int(column[2])
         lines.append(
             (label, k, *cells, kind, *spread, *_cells(excess, small or not kind), share.n, share.n_clusters)
@@ -106,23 +108,6 @@ def _of_method(
 def _controls(effects: pd.DataFrame, kind: str, column: tuple[str, str, int]) -> list[tuple[str, str, int]]:
     """The controls of one kind drawn for a selected set: labelled after it, as `top16/random3`."""
     return [one for one in effects.columns if one[0] == kind and one[1].startswith(f"{column[1]}/")]
-
-
-def _spread(shares: np.ndarray, own: float) -> tuple[float | int, ...]:
-    """Number of controls, mean and extremes of their shares, percentile of the set's among them, and p."""
-    m = len(shares)
-    if not m:
-        return (0, *(math.nan,) * 5)
-    beaten_by = int((shares >= own).sum())
-    below = float((shares < own).mean())
-    return (
-        m,
-        float(shares.mean()),
-        float(shares.min()),
-        float(shares.max()),
-        below,
-        (beaten_by + 1) / (m + 1),
-    )
 
 
 def _cells(share: Interval, undefined: bool) -> tuple[float, float, float]:

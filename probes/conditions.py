@@ -4,8 +4,8 @@ C is the system prompt, the goal and the successful steps so far. A condition is
 messages that end where the assistant is to speak. Observations come back in the role that the wording names
 (a user turn by default, since several small models' templates know no tool role).
 
-Two conditions are as long as another one, in tokens of the model that reads them: `neut_pad` as `fail`, and
-`quote_matched` as `fail_echo`. They alone need to know how the model counts (`Count`).
+Three conditions are as long as another one, in tokens of the model that reads them: `neut_pad` as `fail`,
+`quote_matched` as `fail_echo`, and `neut_matched` as `neut`. They alone need to know how the model counts (`Count`).
 """
 
 from __future__ import annotations
@@ -142,6 +142,20 @@ def _neut_pad(item: Item, wording: Wording, count: Count) -> Messages:
     return _as_long(item, item.obs_fail, written, wording, count)
 
 
+def _neut_matched(item: Item, wording: Wording, count: Count) -> Messages:
+    """As neut, the call replaced by words of as many tokens: every position of neut has its counterpart here.
+
+    Corruption by tokens of equal length (Zhang & Nanda 2023, arXiv:2309.16042): L(neut) − L(neut_matched) is what the
+    call's own tokens do, and not that a turn of its length stands there.
+    """
+    target = count(item.failed_action)
+    drawn = [filler(f"{item.item_id}|call|0", target, count)]
+    while count(drawn[-1]) != target and len(drawn) < FILLERS:  # a cut may fall where no word can end
+        drawn.append(filler(f"{item.item_id}|call|{len(drawn)}", target, count))
+    words = min(drawn, key=lambda text: abs(count(text) - target))
+    return _context(item, wording, count) + _step(words, item.obs_neutral, wording)
+
+
 def _quote_matched(item: Item, wording: Wording, count: Count) -> Messages:
     """As fail_echo, a× in the error replaced by words of as many tokens: a longer message without a second copy."""
     before, quoted, after = item.obs_fail_echo.rpartition(item.failed_action)
@@ -171,6 +185,9 @@ def _no_count(text: str) -> int:
 UNRELATED = ("unrelated_action", "unrelated_observation")
 """The keys of an item's meta that hold its far placebo."""
 
+FILLERS = 8
+"""Draws of filler in the place of a call, until one has its length: the first of the nearest is taken."""
+
 CORE = ("pre", "fail", "succ", "neut", "abstract")
 
 CONDITIONS: Mapping[str, Condition] = {
@@ -180,6 +197,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "neut": _answered(lambda item: item.obs_neutral),
     "abstract": _noted(lambda item, wording: wording.abstract(item.error_type, item.tool)),
     "neut_pad": _neut_pad,
+    "neut_matched": _neut_matched,
     "fail_terse": _answered(lambda item: item.obs_fail_terse),
     "fail_verbose": _answered(lambda item: item.obs_fail_verbose),
     "fail_echo": _answered(lambda item: item.obs_fail_echo),
@@ -197,7 +215,7 @@ CONDITIONS: Mapping[str, Condition] = {
 MANIPULATIONS = tuple(name for name in CONDITIONS if name not in ("pre", "fail", "succ", "neut"))
 """The ways to write the failure otherwise, each measured against `fail`."""
 
-AS_LONG_AS: Mapping[str, str] = {"neut_pad": "fail", "quote_matched": "fail_echo"}
+AS_LONG_AS: Mapping[str, str] = {"neut_pad": "fail", "neut_matched": "neut", "quote_matched": "fail_echo"}
 """Condition → the condition whose prompt it matches in tokens."""
 
 _GROUPS: Mapping[str, Sequence[str]] = {"core": CORE, "all": tuple(CONDITIONS)}

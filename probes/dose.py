@@ -122,13 +122,13 @@ def against_controls(removed: pd.DataFrame) -> pd.DataFrame:
         for kind in kinds:
             same = (removed["kind"] == kind) & (removed["k"] == selected["k"])
             controls = removed[same]["share"]
-            cells = _among(float(selected["share"]), controls.to_numpy(float))
+            cells = among(float(selected["share"]), controls.to_numpy(float))
             lines.append((selected["set"], int(selected["k"]), selected["share"], *cells[:5], kind, cells[5]))
     names = ["share", "random_mean", "random_lo", "random_hi", "n_controls", "p", "control", "percentile"]
     return pd.DataFrame(lines, columns=["set", "k", *names])
 
 
-def _among(
+def among(
     value: float, controls: Float[np.ndarray, " control"]
 ) -> tuple[float, float, float, int, float, float]:
     """Mean, extremes and number of the controls, p of as much or more among them, percentile of the value."""
@@ -184,7 +184,7 @@ def dose_areas(
         trend = _trend(sizes, curves["selected", ""]["share"].to_numpy(float))
         for kind in [kind for kind in CONTROLS if (removed["kind"] == kind).any()] or [CONTROLS[0]]:
             controls = np.array([area for (of, _), area in areas.items() if of == kind])
-            about = (measure, kind, sizes[-1], len(sizes), area, *known, trend, *_among(area, controls))
+            about = (measure, kind, sizes[-1], len(sizes), area, *known, trend, *among(area, controls))
             lines.append((*about, found.n, found.n_clusters, found.degenerate or math.isnan(area)))
     return pd.DataFrame(lines, columns=list(DOSE))
 

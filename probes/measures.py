@@ -6,6 +6,7 @@ and Lref(c) that of the reference action ("gold").
     G = L(pre) − L(fail)              corrective gain; negative = the failure makes a× more likely; G_negative = [G < 0]
     copy = L(neut) − L(pre),  sem = L(fail) − L(neut),  so that −G = copy + sem
     copy_pad, sem_pad                 the same with neut_pad, whose observation is as long as the error
+    copy_matched = L(neut) − L(neut_matched)            the call, against as many tokens of filler in its place
     copy_succ = L(succ) − L(pre),  sem_succ = polarity = L(fail) − L(succ)
     …_per_token                       the same, divided by the number of tokens of a×
     …_exact                           the same of "exactly a×", the end of the turn included
@@ -133,6 +134,7 @@ DEFINITIONS: dict[str, Definition] = {
     "polarity": change("succ", "fail"),
     "copy_pad": change("pre", "neut_pad"),
     "sem_pad": change("neut_pad", "fail"),
+    "copy_matched": change("neut_matched", "neut"),
     **{f"G_{name}": change(name, "pre") for name in MANIPULATIONS},
     **{f"delta_{name}": change("fail", name) for name in MANIPULATIONS},
     "delta_fail_early_moved": moved_early,

@@ -22,6 +22,7 @@ FolderFactory = Callable[..., Path]
 ON_ITEMS = (
     *("probe", "decomposition", "manipulations", "scaling"),
     *("patch", "ablate", "cut", "joint", "attribute", "placebo", "agree", "circuit"),
+    *("direct", "layers", "path"),
 )
 SYSTEM = "Tools: grow(plant, cups), prune(plant)."
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.schema import TABLES
+from tests.synthetic_patching import write_patching
 
 Cells = list[tuple[str, str]]  # model, environment
 N_LAYERS, N_HEADS, N_SELECTED = 30, 9, 16
@@ -91,6 +92,7 @@ def write_run(run: Path, seed: int = 0, only_heads: bool = False) -> Path:
     run.mkdir(parents=True, exist_ok=True)
     if not only_heads:
         write_measurement(run, seed=seed + 1)
+        write_patching(run)
     rng = np.random.default_rng(seed)
     heads = _heads(rng)
     heads.to_csv(run / "heads.csv", index=False)
@@ -318,7 +320,9 @@ def _effects(heads: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
             own = share * rng.uniform(0.7, 1.3)
             for layer, head, value in zip(heads["layer"], heads["head"], own, strict=True):
                 rows.append((item, direction, layer, head, value * delta, value))
-    return pd.DataFrame(rows, columns=["item_id", "direction", "layer", "head", "effect_nats", "share"])
+    table = pd.DataFrame(rows, columns=["item_id", "direction", "layer", "head", "effect_nats", "share"])
+    named = {"site": "z", "at": "candidate", "from": "pre", "to": "neut"}
+    return table.assign(**named, kv_head=np.nan, screen="all")
 
 
 def _attribution(effects: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:

@@ -18,9 +18,10 @@ from figures.load import head_shares
 from tests.synthetic_run import ITEMS, N_HEADS, N_LAYERS, N_SELECTED, write_run
 
 MEASURED = ("scaling", "split_bars", "repeat_probability", "manipulations", "by_family_toolshed", "profiles")
+PATCHED = ("site_comparison", "kv_heads", "layer_profile", "direct_total", "path_bars")
 NAMES = (
-    *(*MEASURED, "head_scores", "head_effects", "score_vs_effect", "carried", "attribution", "dose_curve"),
-    *("off_target", "agreement", "circuit"),
+    *(*MEASURED, "head_scores", "head_effects", "score_vs_effect", "carried", *PATCHED, "attribution"),
+    *("dose_curve", "off_target", "agreement", "circuit"),
 )
 
 
@@ -161,7 +162,8 @@ def test_one_direction_one_item_and_a_tall_model_are_drawn_too(tmp_path: Path) -
         tmp_path / "heads.csv", index=False
     )
     table = pd.DataFrame({"item_id": "a", "direction": "noise", "layer": layer, "head": head})
-    table.assign(effect_nats=head - 9.0, share=(head - 9.0) / 40).to_csv(
+    named = {"site": "z", "at": "candidate", "from": "pre", "to": "neut"}
+    table.assign(effect_nats=head - 9.0, share=(head - 9.0) / 40, **named).to_csv(
         tmp_path / "effects.csv", index=False
     )
     written = write_all(tmp_path, say=lambda reason: None)

@@ -45,7 +45,7 @@ def test_a_share_is_a_ratio_of_sums_and_controls_stand_beside_it_by_kind() -> No
         (0.15, 0.1, 0.2)
     )
     assert random["excess"] == pytest.approx(24 / 40)
-    assert random["percentile"] == 1.0 and random["p"] == pytest.approx(1 / 3)
+    assert random["percentile"] == 100.0 and random["p"] == pytest.approx(1 / 3)
     assert strength["control_mean"] == pytest.approx(36 / 40)
     assert strength["percentile"] == 0.0 and strength["p"] == 1.0
     # Two clusters: an item is drawn alone in some draws, so the interval spans both items' own shares.

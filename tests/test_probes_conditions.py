@@ -118,7 +118,22 @@ def test_the_forbidding_abstract_adds_the_ban_and_the_tool_as_it_was_called(item
             assert note == plain.replace(")", "; the same call must not be sent again)")
 
 
-@pytest.mark.parametrize("condition", sorted(AS_LONG_AS))
+def test_neut_matched_is_neut_with_as_many_tokens_that_repeat_nothing_in_the_place_of_the_call(
+    items: list[Item],
+) -> None:
+    for item in items:
+        matched, neut = render(item, "neut_matched", W, words), render(item, "neut", W)
+        assert [*matched[:-2], matched[-1]] == [*neut[:-2], neut[-1]]
+        call = matched[-2]["content"]
+        assert words(call) == words(item.failed_action) and matched[-2]["role"] == "assistant"
+        tokens = re.findall(r"\w+", call)
+        said = " ".join(turn["content"] for turn in neut)
+        whole = set(tokens[:-1])  # the last word is cut where the count asks for it
+        assert len(set(tokens)) == len(tokens) and not whole & set(re.findall(r"\w+", said))
+        assert render(item, "neut_matched", W, words) == matched
+
+
+@pytest.mark.parametrize("condition", ["neut_pad", "quote_matched"])
 def test_a_length_matched_record_has_as_many_tokens_and_no_second_copy(
     condition: str, items: list[Item]
 ) -> None:
@@ -133,6 +148,15 @@ def test_a_length_matched_record_has_as_many_tokens_and_no_second_copy(
         added = [word for word in re.findall(r"\w+", text) if word not in frame and word != "Result"]
         assert added and len(set(added)) == len(added)
         assert render(item, condition, W, words)[-2:] == record
+
+
+def test_every_length_matched_condition_is_as_long_as_another_in_words(items: list[Item]) -> None:
+    def length(item: Item, condition: str) -> int:
+        return sum(words(turn["content"]) for turn in render(item, condition, W, words))
+
+    assert set(AS_LONG_AS) == {"neut_pad", "neut_matched", "quote_matched"}
+    for condition, other in AS_LONG_AS.items():
+        assert all(length(item, condition) == length(item, other) for item in items)
 
 
 def test_what_is_too_long_already_is_not_padded(items: list[Item]) -> None:

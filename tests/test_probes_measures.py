@@ -24,6 +24,7 @@ HAND = {
     "abstract": {"failed": -17.0, "gold": -9.0},
     "succ": {"failed": -6.0},
     "neut_pad": {"failed": -6.5},
+    "neut_matched": {"failed": -16.0},
     "fail_echo": {"failed": -3.0},
     "quote_matched": {"failed": -4.5},
     **{name: {"failed": -5.5} for name in ("fail_terse", "fail_verbose", "fail_instr", "fail_k2", "fail_k3")},
@@ -78,6 +79,7 @@ def test_every_measure_is_what_its_definition_says() -> None:
         "p_repeat_exact_pre": exact_pre, "p_repeat_exact_fail": exact_fail,
         "greedy_repeat_pre": 0.0, "greedy_repeat_fail": 1.0, "greedy_repeat_abstract": 0.0, "greedy_exact_fail": 1.0,
         "copy_succ": 14.0, "sem_succ": 1.0, "polarity": 1.0, "copy_pad": 13.5, "sem_pad": 1.5,
+        "copy_matched": 9.0,
         **{f"G_{name}": -20.0 - level for name, level in levels.items()},
         **{f"delta_{name}": level + 5.0 for name, level in levels.items()},
         "delta_fail_early_moved": -7.0, "second_copy": 1.5,
@@ -134,16 +136,19 @@ def test_a_broken_identity_names_the_item() -> None:
 def _reading(*conditions: str) -> set[str]:
     """The measures that need one of the conditions, told by their definitions in methods.md."""
     names = {
-        "neut": ["copy", "sem", "copy_per_token", "sem_per_token", "copy_exact", "sem_exact"],
+        "neut": ["copy", "sem", "copy_per_token", "sem_per_token", "copy_exact", "sem_exact", "copy_matched"],
         "abstract": ["G_abstract", "delta_abstract", "greedy_repeat_abstract"],
         "quote_matched": ["G_quote_matched", "delta_quote_matched", "second_copy"],
         "neut_pad": ["copy_pad", "sem_pad", "G_neut_pad", "delta_neut_pad"],
+        "neut_matched": ["copy_matched", "G_neut_matched", "delta_neut_matched"],
         "fail_early": ["G_fail_early", "delta_fail_early", "delta_fail_early_moved"],
     }
     return {name for condition in conditions for name in names[condition]}
 
 
-@pytest.mark.parametrize("gone", ["neut", "abstract", "quote_matched", "neut_pad", "fail_early"])
+@pytest.mark.parametrize(
+    "gone", ["neut", "abstract", "quote_matched", "neut_pad", "neut_matched", "fail_early"]
+)
 def test_a_measure_without_its_condition_is_left_out_and_never_zero(gone: str) -> None:
     lost = _reading(gone)
     found = measure(_rows({name: scores for name, scores in HAND.items() if name != gone}))
@@ -157,7 +162,7 @@ def test_a_measure_without_its_condition_is_left_out_and_never_zero(gone: str) -
 def test_without_the_failure_only_what_was_before_is_measured() -> None:
     found = set(_values(measure(_rows({n: s for n, s in HAND.items() if n != "fail"}))))
     assert found == {
-        *("copy", "copy_per_token", "copy_exact", "copy_succ", "copy_pad", "second_copy"),
+        *("copy", "copy_per_token", "copy_exact", "copy_succ", "copy_pad", "copy_matched", "second_copy"),
         *("greedy_repeat_pre", "greedy_repeat_abstract"),
         *("p_repeat_pre", "p_repeat2_pre", "p_repeat4_pre", "p_repeat_exact_pre"),
         *(f"G_{name}" for name in MANIPULATIONS),

@@ -1,0 +1,35 @@
+"""Which difference of two conditions a study explains: the options, and the study's entry in a shared run folder.
+
+With --from pre --to neut it is Δcopy, with --from neut --to fail Δsem. One folder may hold both: a pair other than the
+default has an entry of its own in run.json, and rows and tables name their pair.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from experiments.options import Option, Study
+from experiments.session import Session
+from probes.scoring import asks
+
+FROM = Option("from", str, "pre", "condition without what is to be attributed")
+TO = Option("to", str, "neut", "condition with it")
+DIRECTIONS = ("noise", "denoise")
+DEFAULT = ("pre", "neut")
+
+
+def pair_of(args: argparse.Namespace) -> tuple[str, str]:
+    """The two conditions, without and with."""
+    return vars(args)["from"], args.to
+
+
+def for_pair(study: Study, pair: tuple[str, str]) -> Study:
+    """The study under the name that its entry in run.json has."""
+    return study if pair == DEFAULT else replace(study, name=f"{study.name} {pair[0]}>{pair[1]}")
+
+
+def require_conditions(session: Session, pair: tuple[str, str]) -> None:
+    """Raise InputError for an unknown condition before anything is written."""
+    for name in pair:
+        asks(session.model, session.items[0], [name], session.wording)

@@ -1,0 +1,110 @@
+"""`backfire layers`: which layers carry Δcopy, by exact patching of MLP outputs and of the residual stream.
+
+    mlp_out      what one layer's MLP adds at the candidate positions, from the other run
+    resid_pre    all that stands before a layer there: where the difference has arrived (the last point is the end)
+
+Noising and denoising. layers.jsonl → layers.csv (share of Δcopy with interval, a layer a line).
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pandas as pd
+
+from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Report, Study
+from experiments.pairs import DIRECTIONS, FROM, TO, for_pair, pair_of, require_conditions
+from experiments.progress import progress
+from experiments.records import RunFolder
+from experiments.session import Session, about_items, open_run, open_session
+from experiments.tables import frame_text, meter_text
+from mech.layer_patching import KINDS, layer_names, patch_layers
+from probes.effects import SHARE_CELLS, head_shares
+from probes.items import Item
+from probes.scoring import decision_run
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Sweep every item, both sites and directions, then derive the table."""
+    session, pair = open_session(args), pair_of(args)
+    require_conditions(session, pair)
+    with open_run(for_pair(STUDY, pair), args, session.model, about_items(session)) as folder:
+        for item in progress(session.items, len(session.items), "layers", args.quiet):
+            done = folder.done_ids("layers")
+            todo = [name for name in DIRECTIONS if row_id(item, pair, name) not in done]
+            if todo:
+                folder.append_all("layers", layers_item(session, item, pair, todo))
+        table = write_layers(folder, session)
+        meter = session.engine.meter
+        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
+    here = table[(table["from"] == pair[0]) & (table["to"] == pair[1])]
+    wide = here.pivot(index="layer", columns=["site", "direction"], values="share").reset_index()
+    wide.columns = [" ".join(filter(None, map(str, name))) for name in wide.columns]
+    text = [frame_text(wide), meter_text(meter.ran, meter.saved), f"written to {args.out}"]
+    return Report("\n".join(text))
+
+
+def row_id(item: Item, pair: tuple[str, str], direction: str) -> str:
+    """The id of a row."""
+    return f"{item.item_id}|{pair[0]}>{pair[1]}|{direction}"
+
+
+def layers_item(
+    session: Session, item: Item, pair: tuple[str, str], directions: list[str]
+) -> list[dict[str, Any]]:
+    """One row a direction: the effect (nats) of every layer at both sites."""
+    engine = session.engine
+    names = layer_names(engine.model)
+    low, high = (decision_run(engine, item, name, session.wording, names) for name in pair)
+    rows = []
+    for direction in directions:
+        recipient, donor = (high, low) if direction == "noise" else (low, high)
+        sign, base = (-1.0 if direction == "noise" else 1.0), recipient.score.total
+        found = {site: patch_layers(engine, recipient, donor, site) for site in KINDS}
+        rows.append(
+            {
+                "id": row_id(item, pair, direction),
+                "item_id": item.item_id,
+                "task_id": item.task_id,
+                "direction": direction,
+                "from": pair[0],
+                "to": pair[1],
+                "delta": high.score.total - low.score.total,
+                "sites": {
+                    site: {str(layer): sign * (score.total - base) for layer, score in layers.items()}
+                    for site, layers in found.items()
+                },
+            }
+        )
+    return rows
+
+
+def write_layers(folder: RunFolder, session: Session) -> pd.DataFrame:
+    """layers.csv, of every pair in the folder."""
+    lines = [
+        [row["item_id"], row["task_id"], row["direction"], row["delta"], site, int(layer), 0, effect, *pair]
+        for row in folder.rows("layers").to_dict("records")
+        for pair in [(row["from"], row["to"])]
+        for site, layers in row["sites"].items()
+        for layer, effect in layers.items()
+    ]
+    known = ["item_id", "task_id", "direction", "delta", "site", "layer", "head", "effect_nats"]
+    long = pd.DataFrame(lines, columns=[*known, "from", "to"])
+    tables = []
+    for (site, source, target), rows in long.groupby(["site", "from", "to"], sort=False):
+        shares = head_shares(rows, session.streams(f"layers/{source}>{target}/{site}"))
+        tables.append(shares.assign(**{"site": site, "from": source, "to": target}))
+    columns = ["site", "direction", "layer", *SHARE_CELLS, "from", "to"]
+    table = pd.concat(tables, ignore_index=True)[columns]
+    folder.write_table("layers", table)
+    return table
+
+
+STUDY = Study(
+    "layers",
+    "attribute a difference of two conditions to layers: MLP outputs and the residual stream",
+    "backfire layers --from pre --to neut --limit 4 --out runs/first",
+    (*ON_MODEL, *ON_ITEMS, FROM, TO, *RUNNING),
+    run,
+)

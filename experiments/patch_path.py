@@ -1,0 +1,221 @@
+"""`backfire path`: the induction circuit's second step, from previous-token heads into the keys of induction heads.
+
+Senders are the top k heads by previous-token score, receivers the top k by prefix matching, both on repeated random
+tokens. At the positions where the record holds a×, what the senders write is replaced (by zero, or the mean over those
+positions of other tasks' items); only the receivers' keys there see it. Controls: as many random heads of the senders'
+layers. path.jsonl → path.csv (share of Δcopy lost, with the controls' range and p).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from experiments.find_heads import ranking
+from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive
+from experiments.pairs import FROM, TO, for_pair, pair_of, require_conditions
+from experiments.progress import progress
+from experiments.records import RunFolder
+from experiments.session import Session, about_items, open_run, open_session
+from experiments.tables import frame_text, meter_text
+from mech.capture import everything_names
+from mech.controls import layer_matched
+from mech.engine import Run
+from mech.errors import InputError
+from mech.heads import HeadSet
+from mech.induction import top_heads
+from mech.patching import all_heads
+from mech.path_patching import patch_path, path_names, sharing_keys
+from probes.dose import against_controls, share_removed
+from probes.items import Item
+from probes.patch_pairs import recorded_call
+from probes.scoring import asks, system_length
+
+SENDERS = Option("senders", positive, 8, "heads of highest previous-token score")
+RECEIVERS = Option("receivers", positive, 8, "heads of highest prefix-matching score")
+HOW = Option(
+    "how",
+    str,
+    "mean",
+    "what stands in the senders' place: mean over other tasks' items, or zero",
+    ("mean", "zero"),
+)
+CONTROLS = Option("controls", positive, 20, "random sets of as many heads of the senders' layers")
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The receivers, and sets of senders by label: (kind, heads)."""
+
+    receivers: HeadSet
+    senders: Mapping[str, tuple[str, HeadSet]]
+    displaced: Mapping[str, int]
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Cut the path for every item and set of senders, then derive the table."""
+    session, pair = open_session(args), pair_of(args)
+    require_conditions(session, pair)
+    paths = choose(session, args)
+    sharing = sharing_keys(session.model, paths.receivers)
+    about = {
+        **about_items(session),
+        "receivers": str(paths.receivers),
+        "sharing_keys": str(sharing),
+        "senders": {name: str(heads) for name, (_, heads) in paths.senders.items() if name != "all"},
+        "displaced": dict(paths.displaced),
+    }
+    hashes = {name: heads.sha256 for name, (_, heads) in paths.senders.items()}
+    derived = {"receivers_sha256": paths.receivers.sha256, "senders_sha256": hashes}
+    with open_run(for_pair(STUDY, pair), args, session.model, about, derived) as folder:
+        todo = [item for item in session.items if row_id(item, pair, "none") not in folder.done_ids("path")]
+        means = record_means(session, pair[1], args.quiet) if todo and args.how == "mean" else None
+        for item in progress(todo, len(todo), "path", args.quiet):
+            done = folder.done_ids("path")
+            rows = path_item(session, item, pair, paths, means)
+            folder.append_all("path", [row for row in rows if row["id"] not in done])
+        table = write_path(folder, session)
+        meter = session.engine.meter
+        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
+    here = table[(table["from"] == pair[0]) & (table["to"] == pair[1]) & (table["kind"] == "selected")]
+    shown = [
+        "set",
+        "k",
+        "share",
+        "ci_lo",
+        "ci_hi",
+        "effect_nats",
+        "random_lo",
+        "random_hi",
+        "n_controls",
+        "p",
+        "n",
+    ]
+    text = [
+        f"receivers: {paths.receivers}",
+        f"query heads that share their keys and do not see the change: {sharing if len(sharing) else 'none'}",
+        frame_text(here[shown]),
+        meter_text(meter.ran, meter.saved),
+        f"written to {args.out}",
+    ]
+    return Report("\n".join(text))
+
+
+def choose(session: Session, args: argparse.Namespace) -> Paths:
+    """Receivers, the chosen senders, all heads as senders, and the controls.
+
+    Raises:
+        InputError: more heads are asked for than there are, a table lacks a score, no sender stands below a receiver.
+    """
+    model = session.model
+    by_previous, _ = ranking(model, args.out, args.seed, "previous_token")
+    by_prefix, _ = ranking(model, args.out, args.seed)
+    receivers = top_heads(by_prefix, args.receivers)
+    chosen = top_heads(by_previous, args.senders, "previous_token")
+    if chosen.heads[0].layer >= receivers.heads[-1].layer:
+        raise InputError(
+            f"No sender of {chosen} stands in a layer below a receiver of {receivers}: ask for more."
+        )
+    senders: dict[str, tuple[str, HeadSet]] = {
+        "previous-token": ("selected", chosen),
+        "all": ("selected", all_heads(model)),
+    }
+    displaced = {}
+    for draw in range(args.controls):
+        rng = session.rng_for(f"control/{chosen.sha256}/{draw}")
+        control = layer_matched(chosen, model.n_layers, model.n_heads, rng)
+        senders[f"random{draw}"] = ("random", control.heads)
+        if control.displaced:
+            displaced[f"random{draw}"] = control.displaced
+    return Paths(receivers, senders, displaced)
+
+
+def row_id(item: Item, pair: tuple[str, str], label: str) -> str:
+    """The id of a row."""
+    return f"{item.item_id}|{pair[0]}>{pair[1]}|{label}"
+
+
+def record_run(session: Session, item: Item, condition: str, keep: list[str]) -> tuple[Run, tuple[int, ...]]:
+    """The run of a condition with activations kept at a×'s tokens in the record, and their positions."""
+    model = session.model
+    places = recorded_call(model, item, condition, session.wording)
+    [ask] = asks(model, item, [condition], session.wording, ["failed"])
+    shared = min(system_length(model, item), places[0])
+    return session.engine.run(ask.query, keep, shared, {"record": places}), places
+
+
+def record_means(session: Session, condition: str, quiet: bool) -> dict[str, Tensor]:
+    """Task → mean z over the recorded calls' positions in all items of other tasks, [layer, head, d_head].
+
+    Raises:
+        InputError: there are no items of another task.
+    """
+    tasks = {item.task_id for item in session.items}
+    if len(tasks) < 2:
+        raise InputError("A mean over other tasks' items needs items of two tasks at least: take --how zero.")
+    names = everything_names(session.model, "attn.hook_z")
+    sums: dict[str, Tensor] = {}
+    counts = dict.fromkeys(tasks, 0)
+    for item in progress(session.items, len(session.items), "means", quiet):
+        found, places = record_run(session, item, condition, names)
+        z = torch.stack([found.at["record"][name] for name in names]).double().sum(1)
+        sums[item.task_id] = sums.get(item.task_id, torch.zeros_like(z)) + z
+        counts[item.task_id] += len(places)
+    total, count = torch.stack([sums[task] for task in sorted(tasks)]).sum(0), sum(counts.values())
+    return {task: ((total - sums[task]) / (count - counts[task])).to(session.model.dtype) for task in tasks}
+
+
+def path_item(
+    session: Session, item: Item, pair: tuple[str, str], paths: Paths, means: Mapping[str, Tensor] | None
+) -> list[dict[str, Any]]:
+    """One row a set of senders: log p(a×) (nats) without the path; the last row is the whole run."""
+    model, engine = session.model, session.engine
+    run, places = record_run(session, item, pair[1], path_names(model))
+    [before] = asks(model, item, [pair[0]], session.wording, ["failed"])
+    [start] = engine.score([before.query], system_length(model, item))
+    nothing = torch.zeros(model.n_layers, model.n_heads, model.d_head, dtype=model.dtype, device=model.device)
+    how, value = ("zero", nothing) if means is None else ("mean", means[item.task_id])
+    rows = []
+    for label, (kind, heads) in {**paths.senders, "none": ("none", HeadSet(()))}.items():
+        score = run.score
+        if kind != "none":
+            score = patch_path(engine, run, paths.receivers, heads, value, places)
+        about = {"item_id": item.item_id, "task_id": item.task_id, "from": pair[0], "to": pair[1], "how": how}
+        measured = {
+            "k": len(heads),
+            "before": start.total,
+            "logprob": score.total,
+            "n_positions": len(places),
+        }
+        rows.append({"id": row_id(item, pair, label), **about, "set": label, "kind": kind, **measured})
+    return rows
+
+
+def write_path(folder: RunFolder, session: Session) -> pd.DataFrame:
+    """path.csv, of every pair in the folder."""
+    rows = folder.rows("path")
+    rows = rows.assign(measure="copy", value=rows["logprob"] - rows["before"])
+    tables = []
+    for (source, target), part in rows.groupby(["from", "to"], sort=False):
+        removed = share_removed(part, session.streams(f"path/{source}>{target}"))
+        beaten = against_controls(removed)[["set", "random_lo", "random_hi", "n_controls", "p"]]
+        named = {"how": part["how"].iloc[0], "from": source, "to": target}
+        tables.append(removed.merge(beaten, on="set", how="left").assign(**named))
+    table = pd.concat(tables, ignore_index=True)
+    folder.write_table("path", table)
+    return table
+
+
+STUDY = Study(
+    "path",
+    "cut the path from previous-token heads into the keys of induction heads at the recorded call",
+    "backfire path --senders 8 --receivers 8 --how mean --controls 20 --limit 4 --out runs/first",
+    (*ON_MODEL, *ON_ITEMS, FROM, TO, SENDERS, RECEIVERS, HOW, CONTROLS, *RUNNING),
+    run,
+)

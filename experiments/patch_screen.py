@@ -1,0 +1,139 @@
+"""`backfire patch --screen attribution:N`: one backward pass an item picks the heads that are patched exactly.
+
+Estimates of z (`mech.attribution`, one step) are kept item by item in estimates.jsonl and averaged over items,
+direction by direction; the N heads of largest |mean| are patched on all items. estimates.csv has every head, and
+whether it was patched. A screen is no result: what it can miss is told beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from experiments.progress import progress
+from experiments.records import RunFolder
+from experiments.session import Session
+from mech.attribution import Attribution, attribute
+from mech.errors import InputError
+from mech.heads import Head, HeadSet
+from probes.attributed import ATTRIBUTION
+from probes.items import Item
+from probes.patching import PatchTask
+from probes.screening import miss_sentence, misses, screened
+
+NO_SCREEN = "all"
+Group = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Which heads are patched alone in each direction (None: every part), under which name, and what is said of it."""
+
+    name: str
+    heads: Mapping[str, HeadSet | None]
+    notes: tuple[str, ...] = ()
+
+
+def no_screen(directions: Sequence[str]) -> Screen:
+    """Everything is patched."""
+    return Screen(NO_SCREEN, dict.fromkeys(directions))
+
+
+def parse_screen(text: str, group: Group) -> int | None:
+    """The N of attribution:N, None for all.
+
+    Raises:
+        InputError: anything else, or a site or place that is not screened.
+    """
+    if text == NO_SCREEN:
+        return None
+    found = re.fullmatch(r"attribution:(\d+)", text)
+    if found is None or int(found[1]) < 1:
+        raise InputError(f"'{text}' is not a screen: write all or attribution:N, such as attribution:40.")
+    if group[:2] != ("z", "candidate"):
+        raise InputError("Only z at the candidate positions is screened by attribution: leave out --screen.")
+    return int(found[1])
+
+
+def run_screen(
+    folder: RunFolder, session: Session, group: Group, directions: Sequence[str], size: int, quiet: bool
+) -> Screen:
+    """Estimate on every item what is not estimated yet, and pick the heads of each direction."""
+    for item in progress(session.items, len(session.items), "estimate", quiet):
+        done = folder.done_ids("estimates")
+        todo = [name for name in directions if _row_id(item, group, name) not in done]
+        if todo:
+            task = PatchTask.of(session.engine, item, group, session.wording)
+            rows = []
+            for direction in todo:
+                donor, recipient = (task.low, task.high) if direction == "noise" else (task.high, task.low)
+                found = attribute(session.engine, recipient, donor, sites=("z",)).effects(direction)
+                about = {"item_id": item.item_id, "task_id": item.task_id, "direction": direction}
+                values = {str(head): value for head, value in found.heads.items()}
+                pair = {"from": group[2], "to": group[3]}
+                rows.append({"id": _row_id(item, group, direction), **about, **pair, "heads": values})
+            folder.append_all("estimates", rows)
+    table = pooled(folder.rows("estimates"))
+    here = table[(table["from"] == group[2]) & (table["to"] == group[3])]
+    chosen: dict[str, HeadSet | None] = {}
+    notes = []
+    for direction in directions:
+        chosen[direction] = heads = _largest(here[here["direction"] == direction], size)
+        table.loc[_patched(table, group, direction, heads), "patched"] = True
+        n_left = len(here[here["direction"] == direction]) - len(heads)
+        notes.append(
+            f"{direction}: {n_left} of {n_left + len(heads)} heads were not patched, as their estimates are smaller; "
+            + missed_sentence(folder, session, direction, size)
+        )
+    folder.write_table("estimates", table)
+    return Screen(f"attribution:{size}", chosen, tuple(notes))
+
+
+def pooled(rows: pd.DataFrame) -> pd.DataFrame:
+    """The mean estimate (nats) of every head over items, by pair and direction; `patched` false so far."""
+    long = [
+        (row["direction"], Head.parse(name).layer, Head.parse(name).head, value, row["from"], row["to"])
+        for row in rows.to_dict("records")
+        for name, value in row["heads"].items()
+    ]
+    table = pd.DataFrame(long, columns=["direction", "layer", "head", "estimate_nats", "from", "to"])
+    keys = ["from", "to", "direction", "layer", "head"]
+    grouped = table.groupby(keys, sort=True)["estimate_nats"].agg(["mean", "count"]).reset_index()
+    found = grouped.rename(columns={"mean": "estimate_nats", "count": "n"}).assign(patched=False)
+    return found[["direction", "layer", "head", "estimate_nats", "n", "patched", "from", "to"]]
+
+
+def missed_sentence(folder: RunFolder, session: Session, direction: str, size: int) -> str:
+    """What a screen of this size left out where every head was patched (attribution.csv), or that nobody knows."""
+    path = folder.path / "attribution.csv"
+    if not path.is_file():
+        return (
+            "a gradient misses heads whose attention is saturated, as that of copy heads is in noising: "
+            "`backfire attribute` measures how many."
+        )
+    exact = folder.read_table("attribution")
+    exact = exact[(exact["site"] == "z") & (exact["direction"] == direction)][list(ATTRIBUTION)]
+    k = min(16, size, exact[["layer", "head"]].drop_duplicates().shape[0])
+    found = misses(exact, size, session.rng_for, top=(k,))
+    return miss_sentence(found, "z", direction, k)
+
+
+def _largest(estimates: pd.DataFrame, size: int) -> HeadSet:
+    by_head = {
+        Head(int(row.layer), int(row.head)): float(row.estimate_nats) for row in estimates.itertuples()
+    }
+    return screened(Attribution(by_head, {}, 1), size)
+
+
+def _patched(table: pd.DataFrame, group: Group, direction: str, heads: HeadSet) -> pd.Series:
+    """Which rows of the table are of these heads, this pair and this direction."""
+    pair = (table["from"] == group[2]) & (table["to"] == group[3]) & (table["direction"] == direction)
+    places = zip(table["layer"], table["head"], strict=True)
+    return pair & pd.Series([Head(layer, head) in heads for layer, head in places], index=table.index)
+
+
+def _row_id(item: Item, group: Group, direction: str) -> str:
+    return f"{item.item_id}|{group[2]}>{group[3]}|{direction}"

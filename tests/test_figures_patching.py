@@ -1,0 +1,65 @@
+"""What the figures of patching in depth show, and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from figures.direct_total import direct_numbers
+from figures.layer_profile import layer_numbers
+from figures.load import FigureError, MissingTable, read_effects, read_table
+from figures.path_bars import path_numbers
+from figures.site_comparison import site_numbers
+from tests.synthetic_patching import write_patching
+from tests.synthetic_run import write_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write_patching(tmp_path)
+    return tmp_path
+
+
+def test_effects_of_other_sites_and_pairs_are_not_drawn_as_heads_of_delta_copy(tmp_path: Path) -> None:
+    run = write_run(tmp_path, only_heads=True)
+    table = pd.read_csv(run / "effects.csv")
+    others = [
+        table.assign(site="v"),
+        table.assign(at="record"),
+        table.assign(**{"from": "neut", "to": "fail"}),
+    ]
+    pd.concat([*others, table]).to_csv(run / "effects.csv", index=False)
+    assert len(read_effects(run)) == len(table)
+    others[0].to_csv(run / "effects.csv", index=False)
+    with pytest.raises(MissingTable, match="no rows of site z"):
+        read_effects(run)
+
+
+def test_sites_are_compared_where_there_are_two(run: Path) -> None:
+    table = read_table(run, "redundancy.csv")
+    found = site_numbers(table)
+    assert len(found) == len(table)
+    record = found[(found["at"] == "record") & (found["direction"] == "noise") & (found["set"] == "top32")]
+    assert record["site"].tolist() == ["q", "k", "v", "z"]
+    alone = table[table["site"] == "z"]
+    with pytest.raises(MissingTable, match="no two sites"):
+        site_numbers(alone)
+    with pytest.raises(FigureError, match="two rows"):
+        site_numbers(pd.concat([table, table.head(1)]))
+
+
+def test_only_pre_to_neut_is_called_delta_copy(run: Path) -> None:
+    for name, numbers in (
+        ("layers.csv", layer_numbers),
+        ("direct.csv", direct_numbers),
+        ("path.csv", path_numbers),
+    ):
+        table = read_table(run, name)
+        other = table.assign(**{"from": "neut", "to": "fail"})
+        pd.testing.assert_frame_equal(numbers(pd.concat([other, table])), numbers(table))
+        with pytest.raises(MissingTable):
+            numbers(other)
+        with pytest.raises(FigureError, match="two rows"):
+            numbers(pd.concat([table, table.head(1)]))
