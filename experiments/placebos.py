@@ -54,7 +54,8 @@ class Placebos:
     def redrawn(self) -> tuple[Session, Replacement]:
         """The same items on the model with weights drawn anew, and what replaces z there."""
         model = open_redrawn(self.args, "placebo weights")
-        engine = Engine(model, cache_dir=self.args.cache, slow=self.args.engine == "reference")
+        here = self.session.engine
+        engine = Engine(model, here.cache_dir, here.slow, here.meter)
         session = replace(self.session, engine=engine)
         return session, replacement(session, self.args)
 
@@ -111,14 +112,21 @@ def run(args: argparse.Namespace) -> Report:
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
     shown = table.drop(columns=["threshold", "n", "n_clusters"])
-    wrong = table.loc[~table["passed"], "what"].tolist()
-    said = (
-        f"does not behave: {', '.join(wrong)}" if wrong else "every placebo behaves, beside a live instrument"
-    )
+    said = verdict(table)
     text = "\n".join(
         [frame_text(shown, 4), said, meter_text(meter.ran, meter.saved), f"written to {args.out}"]
     )
-    return Report(text, ok=not wrong)
+    return Report(text, ok=bool(table["passed"].all()))
+
+
+def verdict(table: pd.DataFrame) -> str:
+    """Which placebos find what they must not, and which show nothing because their counterpart does not either."""
+    dead = table.loc[~table["alive"], "what"].tolist()
+    wrong = table.loc[table["alive"] & ~table["passed"], "what"].tolist()
+    said = [f"does not behave: {', '.join(wrong)}"] if wrong else []
+    if dead:
+        said.append(f"shows nothing, as its counterpart on these items finds nothing: {', '.join(dead)}")
+    return "\n".join(said) or "every placebo behaves, beside a live instrument"
 
 
 def shuffled_heads(scores: pd.DataFrame, by: str, selected: HeadSet, rng: np.random.Generator) -> HeadSet:

@@ -73,8 +73,7 @@ def placebo_table(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAW
     Args:
         rows: part, item_id, task_id, name, value. Parts: whole (pre, neut, fail, fail_unrelated, n_tokens), selected
             and shuffled0, shuffled1, … (pre, neut), redrawn and redrawn_selected (pre, neut), self (shortcut, run,
-            other), padding (n_padding, and where it is above 0
-            whole, record, padding). Values in nats.
+            other), padding (n_padding, and whole, record, padding where it is above 0). Values in nats.
         rng_for: gives the streams `placebo/WHAT`.
         n_draws: bootstrap draws.
 

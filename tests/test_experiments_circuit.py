@@ -43,7 +43,7 @@ GARDEN = tuple(
         item,
         item_id=f"{item.item_id}{end}",
         task_id=f"{item.task_id}{end}",
-        goal=f"{item.goal}{end}",
+        goal=item.goal + (" Now." if end else ""),
         template=("rows", "beds")[at % 2],
     )
     for end in ("", "-b")
@@ -131,7 +131,7 @@ def sets(garden: Shell, *words: str | Path, seed: int = 0) -> tuple[dict[str, li
     """The test sets that a command would have, by label, and what it leaves out."""
     study = parser(STUDY).parse_args([*SMALL, "--items", str(garden.items), *map(str, words)])
     engine = Engine(loaded_once(str(garden.model)))
-    session = Session(engine, GARDEN, load_wording(), lambda name: stream(seed, name))
+    session = Session(engine, list(GARDEN), load_wording(), lambda name: stream(seed, name))
     tests, left_out = sets_to_test(session, study)
     return {test.label: test.items for test in tests}, left_out
 

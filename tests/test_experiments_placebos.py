@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from experiments.placebos import self_patches, shuffled_heads
+from experiments.placebos import self_patches, shuffled_heads, verdict
 from experiments.schema import PLACEBOS
 from experiments.session import Session
 from mech.engine import Engine
@@ -73,7 +73,9 @@ def test_a_dead_instrument_fails_though_every_placebo_finds_nothing(shell: Shell
     table = shell.table("placebos").set_index("what")
     assert not table.loc["redrawn_copy", "alive"] and not table.loc["redrawn_copy", "passed"]
     assert not table.loc[["redrawn_ablation", "shuffled_scores", "unrelated_call"], "passed"].any()
-    assert any(line.startswith("does not behave: redrawn_copy") for line in said.out)
+    assert any(
+        line.startswith("shows nothing, as its counterpart") and "redrawn_copy" in line for line in said.out
+    )
 
 
 def test_items_of_one_task_are_refused_before_anything_runs(shell: Shell) -> None:
@@ -223,6 +225,14 @@ def test_what_must_fail_fails(what: str, changed: dict[str, dict[str, list[float
     found = verdicts(**changed)
     assert not found.loc[what, "passed"]
     assert verdicts().loc[what, "passed"]
+
+
+def test_a_placebo_that_finds_something_and_a_dead_counterpart_are_told_apart() -> None:
+    assert verdict(verdicts().reset_index()) == "every placebo behaves, beside a live instrument"
+    both = verdicts(self={"shortcut": [0.0, 0, 1e-9, 0]}, selected={"neut": [-10.0, -11, -9, -10]})
+    wrong, dead = verdict(both.reset_index()).splitlines()
+    assert wrong == "does not behave: self_patch"
+    assert dead.endswith("finds nothing: redrawn_ablation, shuffled_scores")
 
 
 def test_one_task_shows_nothing_and_a_missing_part_is_named() -> None:
