@@ -25,10 +25,10 @@ from experiments.item_pools import read_pool
 from experiments.options import Option, positive
 from experiments.seeds import py_stream
 from experiments.session import Session
+from mech.changes import stacked
 from mech.heads import HeadSet
 from mech.interventions import NOTHING, Intervention, replace_heads, scale_heads
 from mech.means import mean_z
-from mech.patching import stacked
 from mech.queries import Query
 from probes.items import Item
 from probes.scoring import asks

@@ -38,10 +38,11 @@ from experiments.places import checkpoint_cache
 from experiments.progress import progress
 from experiments.session import open_model, open_run, read_items, read_wording
 from mech import reference
+from mech.changes import stacked
 from mech.engine import Engine, Run
 from mech.heads import HeadSet
 from mech.model import Model
-from mech.patching import all_heads, patch_heads, patched_query, stacked
+from mech.patching import all_heads, patch_heads, patched_query
 from mech.queries import Score
 from mech.trie import common_prefix
 from probes.conditions import parse_conditions

@@ -31,10 +31,10 @@ from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.session import Session, about_items, open_run, open_session
 from experiments.tables import frame_text, meter_text
+from mech.changes import score_changes, stacked
 from mech.engine import Run
 from mech.heads import HeadSet
 from mech.interventions import Intervention, cut_edges, replace_heads, scale_heads
-from mech.patching import score_changes, stacked
 from probes.carried import METHODS, carried, off_target
 from probes.edge_sources import edge_sources
 from probes.items import Item
@@ -145,12 +145,9 @@ def acts_in(method: str) -> tuple[str, ...]:
 
 def clean_runs(session: Session, item: Item) -> Runs:
     """The item's runs: the failed call under pre, neut and fail, the reference action under pre and neut."""
-    names = [f"blocks.{layer}.attn.hook_z" for layer in range(session.model.n_layers)]
     asked = [("failed", BEFORE), ("failed", AFTER), ("failed", MARKED), ("gold", BEFORE), ("gold", AFTER)]
     clean = {
-        (action, condition): decision_run(
-            session.engine, item, condition, session.wording, names, candidate=action
-        )
+        (action, condition): decision_run(session.engine, item, condition, session.wording, candidate=action)
         for action, condition in asked
     }
     return Runs(clean, edge_sources(session.engine, item, AFTER, session.wording)["record"])

@@ -47,8 +47,8 @@ ABLATION_CONTROLS = Option(
     "ablation-controls", positive, 5, "the same under mean, resample and zero ablation"
 )
 ABLATED_CONTROLS = Option("ablated-controls", positive, 3, "the same under mean ablation at all positions")
-DEEP = Option("deep", positive, 8, "items of the costlier stages: Δsem, edges, all positions")
-FEW = Option("few", positive, 3, "items whose estimates by gradients are checked")
+DEEP = Option("deep", positive, 12, "items on which every head is patched, for Δcopy and for Δsem")
+FEW = Option("few", positive, 4, "items of the further stages: edges, sites, paths, all positions, placebos")
 PLAN = Option(
     "plan",
     lambda text: text == "yes",

@@ -14,12 +14,18 @@ from typing import Any
 
 from experiments import (
     ablate_heads,
+    agree_scores,
     attribute_heads,
     compare_effects,
     cut_edges,
+    direct_effects,
+    find_circuit,
     find_heads,
     joint_sets,
     patch_heads,
+    patch_layers,
+    patch_path,
+    placebos,
     probe_items,
 )
 from experiments.options import Study
@@ -27,6 +33,7 @@ from experiments.workload import Sizes, Work, context, leaves
 
 PAIRS = {"copy": ("pre", "neut"), "sem": ("neut", "fail")}
 SEQUENCE, N_SEQUENCES = 48, 8  # tokens before a random sequence repeats; sequences that heads are scored on
+CIRCUIT_SETS = 500  # sets that the circuit's searches and tests ask an item about, or fewer
 PASSAGES = 1600.0  # tokens of the bundled prose and code, and of the random sequences beside them
 
 
@@ -63,8 +70,8 @@ def stages(args: argparse.Namespace) -> list[Stage]:
         Stage(
             "patch copy",
             patch_heads.STUDY,
-            {"limit": many, **copy, "k": k},
-            lambda s: _patch(s, *PAIRS["copy"], n_sizes) * many,
+            {"limit": deep, **copy, "k": k},
+            lambda s: _patch(s, *PAIRS["copy"], n_sizes) * deep,
         ),
         Stage(
             "patch sem",
@@ -73,15 +80,53 @@ def stages(args: argparse.Namespace) -> list[Stage]:
             lambda s: _patch(s, *PAIRS["sem"], n_sizes) * deep,
         ),
         Stage("overlap", compare_effects.STUDY, {}, lambda s: Work()),
-        Stage("attribute", attribute_heads.STUDY, {"limit": few}, lambda s: _attribute(s) * few),
-        Stage(
-            "cut", cut_edges.STUDY, {"limit": deep, "k": (16,), "controls": 2}, lambda s: _cut(s, 4) * deep
-        ),
+        Stage("agree", agree_scores.STUDY, {}, lambda s: _runs(s, ("neut",), s.failed) * deep),
+        *_in_depth(args, few),
         Stage(
             "ablate",
             ablate_heads.STUDY,
-            {"limit": deep, "k": k, "controls": args.ablated_controls},
-            lambda s: _ablate(s, deep) * (1 + len(k) * (1 + args.ablated_controls)),
+            {"limit": few, "k": k, "controls": args.ablated_controls, "strength_controls": 1},
+            lambda s: _ablate(s, few) * (1 + n_sizes * (2 + args.ablated_controls)),
+        ),
+        Stage(
+            "circuit",
+            find_circuit.STUDY,
+            {"limit": many, "transfer": "none"},
+            lambda s: leaves(s.failed, CIRCUIT_SETS, 0.7) * many + _runs(s, PAIRS["copy"], s.failed) * many,
+        ),
+        Stage("placebo", placebos.STUDY, {"limit": few}, lambda s: _placebo(s, few)),
+    ]
+
+
+def _in_depth(args: argparse.Namespace, few: int) -> list[Stage]:
+    """What carries the effect of a head, and along which way: estimates, edges, sites, layers, paths."""
+    pattern = {"site": "pattern", "from": "pre", "to": "neut", "direction": "noise"}
+    record = {"at": "record", "from": "neut_matched", "to": "neut", "direction": "noise"}
+    return [
+        Stage("attribute", attribute_heads.STUDY, {"limit": few}, lambda s: _attribute(s) * few),
+        Stage(
+            "cut",
+            cut_edges.STUDY,
+            {"limit": few, "k": args.k, "controls": 1},
+            lambda s: _cut(s, 1 + 2 * len(args.k)) * few,
+        ),
+        Stage("direct", direct_effects.STUDY, {"limit": few}, lambda s: _direct(s) * few),
+        Stage("layers", patch_layers.STUDY, {"limit": few}, lambda s: _layers(s) * few),
+        Stage("path", patch_path.STUDY, {"limit": few}, lambda s: _path(s, 20) * few),
+        Stage(
+            "patterns",
+            patch_heads.STUDY,
+            {"limit": few, **pattern, "k": args.k},
+            lambda s: _patch(s, "pre", "neut", len(args.k)) * (few / 2),
+        ),
+        *(
+            Stage(
+                f"{site} at the call",
+                patch_heads.STUDY,
+                {"limit": few, "site": site, **record, "k": args.k},
+                lambda s: _at_record(s, len(args.k)) * few,
+            )
+            for site in ("k", "v")
         ),
     ]
 
@@ -122,6 +167,36 @@ def _attribute(s: Sizes) -> Work:
 
 def _cut(s: Sizes, n_sets: int) -> Work:
     return context(s.system + s.contexts["neut"]) + leaves(s.failed, 4 * n_sets + 2)
+
+
+def _direct(s: Sizes) -> Work:
+    """Total effects of heads and MLPs by a sweep, direct ones by an unembedding each, in both directions."""
+    units = 2 * (s.n_heads + s.n_layers)
+    return (
+        _runs(s, ("pre", "neut"), s.failed) + leaves(s.failed, units, s.half) + leaves(s.failed, units, 0.0)
+    )
+
+
+def _layers(s: Sizes) -> Work:
+    return _runs(s, ("pre", "neut"), s.failed) + leaves(s.failed, 4 * s.n_layers, s.half)
+
+
+def _path(s: Sizes, controls: int) -> Work:
+    return _runs(s, ("pre", "neut", "neut"), s.failed) + leaves(s.failed, controls + 2, s.half)
+
+
+def _at_record(s: Sizes, n_sets: int) -> Work:
+    """A copy begins at the recorded call: behind it stand the observation and a× again. Heads by key/value group."""
+    behind = s.contexts["neut"] - s.contexts["pre"] + s.failed
+    copies = s.n_kv_heads + n_sets
+    return _runs(s, ("neut", "neut"), s.failed) + Work(copies, copies * behind, copies * s.failed)
+
+
+def _placebo(s: Sizes, n_items: int, shuffles: int = 20) -> Work:
+    """Sets ablated at all positions, three sweeps an item, cuts; the model with redrawn weights as well."""
+    item = context(s.contexts["neut"]) + leaves(s.failed, 2)
+    sets = (item * n_items + context(s.system)) * (shuffles + 4)
+    return sets + (leaves(s.failed, 3 * s.n_heads, s.half) + leaves(s.failed, 3)) * n_items
 
 
 def _ablate(s: Sizes, n_items: int) -> Work:

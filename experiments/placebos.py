@@ -22,12 +22,13 @@ from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.session import Session, about_items, open_redrawn, open_run, open_session
 from experiments.tables import frame_text, meter_text
+from mech.changes import stacked, sweep
 from mech.engine import Engine
 from mech.errors import InputError
 from mech.heads import HeadSet
 from mech.induction import top_heads
 from mech.interventions import NOTHING, Edit, Intervention, cut_edges
-from mech.patching import all_heads, patch_heads, stacked, sweep
+from mech.patching import all_heads, patch_heads
 from mech.queries import Query
 from probes.edge_sources import padding_sources
 from probes.items import Item

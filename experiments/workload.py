@@ -63,6 +63,7 @@ class Sizes:
         contexts: condition → tokens.
         n_layers: blocks.
         n_heads: query heads of the model in all.
+        n_kv_heads: key/value heads in all.
     """
 
     n_items: int
@@ -72,6 +73,7 @@ class Sizes:
     contexts: dict[str, float]
     n_layers: int
     n_heads: int
+    n_kv_heads: int
 
     @property
     def half(self) -> float:
@@ -101,6 +103,7 @@ def sizes(session: Session, items: Sequence[Item], conditions: Sequence[str]) ->
         {name: length / count for name, length in lengths.items()},
         model.n_layers,
         model.n_layers * model.n_heads,
+        model.n_layers * model.n_kv_heads,
     )
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from mech import reference
 from mech.blocks import read_out
 from mech.capture import everything_names
+from mech.changes import by_layer, stacked
 from mech.engine import Engine, Run
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
@@ -34,7 +35,7 @@ from mech.interventions import Edit, Intervention
 from mech.layer_patching import final_resid, layer_names, patch_layers
 from mech.model import Model
 from mech.packed import UNEMBED_ROWS
-from mech.patching import all_heads, by_layer, patch_heads, require_pair, stacked
+from mech.patching import all_heads, patch_heads, require_pair
 from mech.queries import Score, token_logprobs
 from mech.writes import FrozenNorm, attention_norm, final_norm, head_writes, hold_scale, require_additive
 

@@ -19,12 +19,13 @@ from torch import Tensor
 
 from mech import packed, reference
 from mech.capture import everything_names
+from mech.changes import by_layer, sweep
 from mech.engine import Engine, Run
 from mech.errors import InputError
 from mech.hooks import hooked
 from mech.interventions import Edit
 from mech.model import Model
-from mech.patching import by_layer, require_pair, sweep
+from mech.patching import require_pair
 from mech.queries import Score
 
 LayerSite = Literal["mlp_out", "resid_pre"]

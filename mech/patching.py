@@ -6,33 +6,25 @@
 The same action ends both runs, so its candidate positions correspond one to one and no corrupted prompt of equal length
 is needed. Terms as in Heimersheim & Nanda 2024 (arXiv:2404.15255).
 
-A sweep is one forward, not one a head: each head gets a copy of the candidate nodes that enters at the head's own layer
-from the recipient's residual stream, with its slice of `hook_z` replaced; layers below are not recomputed, the
-recipient's keys and values are not copied, and copies of neighbouring layers share one packed row. `sweep` does that
-for single edits of any site; `mech.layer_patching` takes MLP outputs and the residual stream through it.
+How a sweep is one forward and not one a head: `mech.changes`, which does the same for single edits of any site;
+`mech.layer_patching` takes MLP outputs and the residual stream through it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from mech import packed, reference
-from mech.blocks import Layout, RowCache, block_arguments, layout, run_block
 from mech.capture import everything_names
+from mech.changes import by_layer, require_clean, score_changes, stacked, sweep
 from mech.engine import Engine, Run
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
-from mech.hooks import Placement, edit_hooks, hooked
 from mech.interventions import Edit, Intervention, replace_heads
 from mech.model import Model
 from mech.queries import Query, Score
-
-SWEEP_NODES = 256
-"""Nodes in one packed row of a sweep: many for large matrix products, few that copies do not attend in vain."""
 
 
 def sweep_names(model: Model) -> list[str]:
@@ -43,20 +35,6 @@ def sweep_names(model: Model) -> list[str]:
 def all_heads(model: Model) -> HeadSet:
     """Every query head of the model."""
     return HeadSet(Head(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads))
-
-
-def stacked(run: Run, model: Model, kind: str) -> Tensor:
-    """One kept activation of all layers: [layer, pos, …]; raises InputError when the run did not keep it."""
-    return torch.stack(by_layer(run, model, kind))
-
-
-def by_layer(run: Run, model: Model, kind: str) -> list[Tensor]:
-    """One kept activation of all layers at the candidate positions, as a list; InputError as `stacked`."""
-    names = everything_names(model, kind)
-    missing = [name for name in names if name not in run.cache]
-    if missing:
-        raise InputError(f"The run did not keep '{missing[0]}': run it with keep=sweep_names(model).")
-    return [run.cache[name] for name in names]
 
 
 @torch.no_grad()
@@ -90,41 +68,6 @@ def patch_heads(
     return scores
 
 
-@torch.no_grad()
-def sweep(engine: Engine, recipient: Run, edits: Sequence[Edit]) -> list[Score]:
-    """Score the recipient's action under each of these edits alone, in their order.
-
-    Args:
-        engine: its model runs; `engine.slow` takes one hooked full forward an edit.
-        recipient: a clean run that kept `hook_resid_pre`.
-        edits: at the candidate positions, of any site inside a block.
-
-    Raises:
-        InputError: the recipient is not clean, an edit acts elsewhere, its layer does not exist, or its site does not
-            feed the computation.
-    """
-    model, query = engine.model, recipient.query
-    model.require_eval_mode()
-    require_clean(recipient)
-    for edit in edits:
-        if edit.where != "candidate":
-            raise InputError(f"A sweep edits the candidate positions only, not {edit.where}.")
-        if not 0 <= edit.layer < model.n_layers:
-            raise InputError(f"There is no layer {edit.layer}: the model has layers 0-{model.n_layers - 1}.")
-    engine.require_sites({edit.site for edit in edits})
-    if engine.slow:
-        engine.meter.ran += len(edits)
-        queries = [Query(query.prompt, query.action, Intervention((edit,))) for edit in edits]
-        return reference.score(model, queries)
-    order = sorted(range(len(edits)), key=lambda index: edits[index].layer)
-    scores: dict[int, Score] = {}
-    for group in _groups(order, len(query.action)):
-        found = _sweep(model, recipient, [edits[index] for index in group])
-        scores.update(zip(group, found, strict=True))
-        engine.meter.ran += 1
-    return [scores[index] for index in range(len(edits))]
-
-
 def patch_sets(engine: Engine, recipient: Run, donor: Run, sets: Mapping[str, HeadSet]) -> dict[str, Score]:
     """Score the recipient's action with z of all heads of a set taken from the donor together, set by set."""
     model = engine.model
@@ -133,37 +76,6 @@ def patch_sets(engine: Engine, recipient: Run, donor: Run, sets: Mapping[str, He
         replace_heads(heads.check(model.n_layers, model.n_heads), z, "candidate") for heads in sets.values()
     ]
     return dict(zip(sets, score_changes(engine, recipient, changes), strict=True))
-
-
-@torch.no_grad()
-def score_changes(engine: Engine, run: Run, changes: Sequence[Intervention]) -> list[Score]:
-    """Score a clean run's action under each of these interventions alone, over the run's own trunk.
-
-    Args:
-        engine: its model runs; `engine.slow` takes one hooked full forward an intervention.
-        run: a clean run.
-        changes: edits and cuts at the candidate positions; all of one intervention are made together.
-
-    Raises:
-        InputError: the run is not clean, a change acts elsewhere, or its site does not feed the computation.
-    """
-    model, query = engine.model, run.query
-    model.require_eval_mode()
-    require_clean(run)
-    for edit in (edit for change in changes for edit in change.edits):
-        if edit.where != "candidate":
-            raise InputError(f"These changes act at the candidate positions only, not at {edit.where}.")
-    engine.require_sites({edit.site for change in changes for edit in change.without_cuts})
-    queries = [Query(query.prompt, query.action, change) for change in changes]
-    if engine.slow:
-        engine.meter.ran += len(queries)
-        return reference.score(model, queries)
-    scores: list[Score] = []
-    step = max(1, SWEEP_NODES // len(query.action))
-    for start in range(0, len(queries), step):
-        scores += packed.score_row(model, queries[start : start + step], run.trunk)
-        engine.meter.ran += 1
-    return scores
 
 
 def everything_from(model: Model, donor: Run) -> Intervention:
@@ -192,50 +104,7 @@ def require_pair(recipient: Run, donor: Run) -> None:
     require_clean(recipient)
 
 
-def require_clean(recipient: Run) -> None:
-    """Raise InputError for a recipient that was run under an intervention."""
-    if recipient.query.intervention.edits:
-        raise InputError("Patching starts from a clean recipient run.")
-
-
 def donor_z(model: Model, recipient: Run, donor: Run) -> Tensor:
     """What the donor kept of z, [layer, pos, head, d_head]; InputError as `require_pair` and `stacked`."""
     require_pair(recipient, donor)
     return stacked(donor, model, "attn.hook_z")
-
-
-def _groups(order: Sequence[int], n: int) -> Iterator[Sequence[int]]:
-    """Edits in layer order, cut so that a group's copies (n nodes each) fit one row."""
-    size = max(1, SWEEP_NODES // n)
-    for start in range(0, len(order), size):
-        yield order[start : start + size]
-
-
-def _sweep(model: Model, recipient: Run, edits: Sequence[Edit]) -> list[Score]:
-    """Scores under a few edits of ascending layers: one rolling packed row, which copies join at their own layer."""
-    n = len(recipient.query.action)
-    resid_pre = by_layer(recipient, model, "hook_resid_pre")
-    cache = RowCache(recipient.trunk.keys, recipient.trunk.values)
-    row = torch.empty(1, 0, model.d_model, dtype=model.dtype, device=model.device)
-    arguments: list[dict[str, Any]] = []
-    for layer in range(edits[0].layer, model.n_layers):
-        joining = [index for index, edit in enumerate(edits) if edit.layer == layer]
-        if joining:
-            row = torch.cat([row, resid_pre[layer].repeat(len(joining), 1)[None]], dim=1)
-            arguments = block_arguments(model, copies(model, recipient, row.shape[1] // n), cache)
-        placements = [
-            Placement(edits[index], torch.arange(index * n, (index + 1) * n, device=model.device))
-            for index in joining
-        ]
-        with hooked(model, edit_hooks(model, placements), fires=1):
-            row = run_block(model, layer, row, arguments[layer])
-    nodes = [range(index * n, (index + 1) * n) for index in range(len(edits))]
-    return packed.read_scores(model, row, nodes, [recipient.query.action] * len(edits))
-
-
-def copies(model: Model, recipient: Run, count: int) -> Layout:
-    """The layout of that many copies of the candidate nodes over the recipient's trunk."""
-    start, n = recipient.query.candidate.start, len(recipient.query.action)
-    one = torch.tril(torch.ones(n, n, dtype=torch.bool, device=model.device))
-    depths = torch.arange(start, start + n, device=model.device).repeat(count)
-    return layout(model, depths, torch.block_diag(*[one] * count).bool(), len(recipient.trunk))

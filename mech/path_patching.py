@@ -28,6 +28,7 @@ from torch import Tensor
 from mech import packed, reference
 from mech.blocks import RowCache, block_arguments, layout, run_block
 from mech.capture import capture_hooks, everything_names
+from mech.changes import by_layer, require_clean
 from mech.edits import HOOK_NAMES, SCORES_HOOK
 from mech.engine import Engine, Run
 from mech.errors import InputError
@@ -35,7 +36,6 @@ from mech.heads import Head, HeadSet
 from mech.hooks import HookFunction, Placement, edit_hooks, hooked
 from mech.interventions import Edit, Intervention
 from mech.model import Model
-from mech.patching import by_layer, require_clean
 from mech.queries import Score
 from mech.sites import kv_head_of
 from mech.writes import head_writes

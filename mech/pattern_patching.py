@@ -26,13 +26,14 @@ from torch import Tensor
 from mech import packed, reference
 from mech.blocks import RowCache, block_arguments, layout, run_block
 from mech.capture import everything_names
+from mech.changes import by_layer, sweep
 from mech.engine import Engine, Run
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.hooks import HookFunction, hooked
 from mech.interventions import Edit
 from mech.model import Model
-from mech.patching import all_heads, by_layer, require_pair, sweep
+from mech.patching import all_heads, require_pair
 from mech.queries import Score
 from mech.sites import kv_head_of
 

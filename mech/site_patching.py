@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from mech.capture import everything_names
+from mech.changes import score_changes, sweep
 from mech.edits import HEAD_SITES, Edit, Site, Where
 from mech.engine import Engine, Run
 from mech.errors import InputError
@@ -29,7 +30,7 @@ from mech.heads import HeadSet
 from mech.interventions import Intervention
 from mech.layer_patching import layer_names, patch_layers
 from mech.model import Model
-from mech.patching import patch_heads, patch_sets, require_pair, score_changes, sweep
+from mech.patching import patch_heads, patch_sets, require_pair
 from mech.queries import Query, Score
 from mech.sites import KV_SITES, kv_head_of
 

@@ -9,11 +9,12 @@ from experiments.ablating import Replacement
 from experiments.joint_sets import ABLATIONS, clean_runs, effect, joint_item
 from experiments.seeds import stream
 from experiments.session import Session
+from mech.changes import score_changes
 from mech.engine import Engine
 from mech.errors import InputError
 from mech.heads import HeadSet
 from mech.interventions import scale_heads
-from mech.patching import all_heads, score_changes
+from mech.patching import all_heads
 from probes.carried import METHODS
 from probes.wording import load_wording
 from tests.mech_cases import FolderFactory, one_thread  # noqa: F401 - a fixture

@@ -12,6 +12,7 @@ from torch import Tensor
 from mech import attribution
 from mech.attribution import Attribution, attribute, attribution_names
 from mech.capture import everything_names
+from mech.changes import stacked
 from mech.engine import Engine, Run
 from mech.errors import InputError
 from mech.gradients import Shifted, full_gradients, shifted_gradients
@@ -19,7 +20,7 @@ from mech.heads import Head, HeadSet
 from mech.interventions import Edit, Intervention, scale_heads
 from mech.layer_patching import patch_layers
 from mech.model import Model
-from mech.patching import all_heads, patch_heads, patch_sets, stacked, sweep_names
+from mech.patching import all_heads, patch_heads, patch_sets, sweep_names
 from mech.queries import Query
 from mech.reference import score
 from tests.mech_cases import (

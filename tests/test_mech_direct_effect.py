@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mech import direct_effect, writes
+from mech.changes import by_layer, stacked
 from mech.direct_effect import (
     Parts,
     direct_effects,
@@ -25,7 +26,7 @@ from mech.heads import Head, HeadSet
 from mech.interventions import scale_heads
 from mech.layer_patching import final_resid
 from mech.model import Model
-from mech.patching import all_heads, by_layer, patch_heads, stacked
+from mech.patching import all_heads, patch_heads
 from mech.queries import Query
 from mech.writes import attention_norm, attention_writes, final_norm, head_writes, require_additive
 from tests.mech_cases import (

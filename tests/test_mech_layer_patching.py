@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from mech import patching
+from mech.changes import by_layer, sweep
 from mech.engine import Engine, Run
 from mech.errors import InputError
 from mech.interventions import Edit, scale_heads
 from mech.layer_patching import KINDS, final_name, layer_names, patch_layers
-from mech.patching import by_layer, sweep, sweep_names
+from mech.patching import sweep_names
 from mech.queries import Query
 from tests.mech_cases import (
     ACTION,

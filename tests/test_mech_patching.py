@@ -10,19 +10,12 @@ import pytest
 import torch
 
 from mech import patching, reference
+from mech.changes import stacked
 from mech.engine import Engine, Run
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.interventions import NOTHING, replace_heads, scale_heads
-from mech.patching import (
-    all_heads,
-    everything_from,
-    patch_heads,
-    patch_sets,
-    patched_query,
-    stacked,
-    sweep_names,
-)
+from mech.patching import all_heads, everything_from, patch_heads, patch_sets, patched_query, sweep_names
 from mech.queries import Query
 from tests.mech_cases import (
     ACTION,
