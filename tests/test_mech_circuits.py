@@ -74,7 +74,7 @@ def test_one_set_a_row_and_all_in_one_row_give_the_same(
     whole = joint_scores(engine, recipient, donor, SETS)
     assert engine.meter.ran == before + 1
     for nodes in (1, 3 * len(ACTION)):
-        monkeypatch.setattr(circuits, "SWEEP_NODES", nodes)
+        monkeypatch.setattr(changes, "SWEEP_NODES", nodes)
         assert_scores(joint_scores(engine, recipient, donor, SETS), whole, FP64)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mech import patching
+from mech import changes, patching
 from mech.changes import by_layer, sweep
 from mech.engine import Engine, Run
 from mech.errors import InputError
@@ -108,7 +108,7 @@ def test_a_sweep_takes_edits_of_any_site_in_any_order(
     ]
     slow = sweep(Engine(model, slow=True), recipient, edits)
     for nodes in (1, 2 * len(ACTION), 256):
-        monkeypatch.setattr(patching, "SWEEP_NODES", nodes)
+        monkeypatch.setattr(changes, "SWEEP_NODES", nodes)
         assert_scores(sweep(engine, recipient, edits), slow, FP64)
     assert sweep(engine, recipient, []) == []
     with pytest.raises(InputError, match="candidate positions only"):

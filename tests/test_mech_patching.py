@@ -78,7 +78,7 @@ def test_a_sweep_in_small_rows_is_the_sweep(
     recipient, donor = pair(engine)
     whole = patch_heads(engine, recipient, donor)
     for nodes, rows in ((1, len(whole)), (len(ACTION) * 5, -(-len(whole) // 5))):
-        monkeypatch.setattr(patching, "SWEEP_NODES", nodes)
+        monkeypatch.setattr(changes, "SWEEP_NODES", nodes)
         before = engine.meter.ran
         assert_scores(list(patch_heads(engine, recipient, donor).values()), list(whole.values()), FP64)
         assert engine.meter.ran - before == rows
