@@ -12,7 +12,6 @@ import pandas as pd
 from experiments.circuit_values import Evaluations, ItemSet
 from mech.circuits import KINDS, Kind
 from mech.controls import layer_matched
-from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.model import Model
 from probes.circuit import (
@@ -59,14 +58,10 @@ class Testing:
 
 def random_sets(model: Model, heads: HeadSet, n: int, rng_for: RngFactory) -> list[HeadSet]:
     """Random sets with as many heads in each layer; none where more than half of all heads are selected."""
-    sets = []
-    for index in range(n):
-        try:
-            rng = rng_for(f"control/{heads.sha256}/{index}")
-            sets.append(layer_matched(heads, model.n_layers, model.n_heads, rng).heads)
-        except InputError:
-            return []
-    return sets
+    if 2 * len(heads) > model.n_layers * model.n_heads:
+        return []
+    draws = (rng_for(f"control/{heads.sha256}/{index}") for index in range(n))
+    return [layer_matched(heads, model.n_layers, model.n_heads, rng).heads for rng in draws]
 
 
 def circuit_table(testing: Testing, tests: Sequence[ItemSet]) -> pd.DataFrame:
