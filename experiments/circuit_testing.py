@@ -11,8 +11,7 @@ import pandas as pd
 
 from experiments.circuit_values import Evaluations, ItemSet
 from mech.circuits import KINDS, Kind
-from mech.controls import layer_matched
-from mech.errors import InputError
+from mech.controls import Control, layer_matched
 from mech.heads import Head, HeadSet
 from mech.model import Model
 from probes.circuit import (
@@ -52,21 +51,17 @@ class Testing:
     kind: Kind
     target: float
     found: Mapping[str, Found]
-    controls: Mapping[str, Sequence[HeadSet]]
+    controls: Mapping[str, Sequence[Control]]
     subsets: Mapping[str, Sequence[HeadSet]]
     rng_for: RngFactory
 
 
-def random_sets(model: Model, heads: HeadSet, n: int, rng_for: RngFactory) -> list[HeadSet]:
+def random_sets(model: Model, heads: HeadSet, n: int, rng_for: RngFactory) -> list[Control]:
     """Random sets with as many heads in each layer; none where more than half of all heads are selected."""
-    sets = []
-    for index in range(n):
-        try:
-            rng = rng_for(f"control/{heads.sha256}/{index}")
-            sets.append(layer_matched(heads, model.n_layers, model.n_heads, rng).heads)
-        except InputError:
-            return []
-    return sets
+    if 2 * len(heads) > model.n_layers * model.n_heads:
+        return []
+    draws = (rng_for(f"control/{heads.sha256}/{index}") for index in range(n))
+    return [layer_matched(heads, model.n_layers, model.n_heads, rng) for rng in draws]
 
 
 def circuit_table(testing: Testing, tests: Sequence[ItemSet]) -> pd.DataFrame:
@@ -79,7 +74,7 @@ def circuit_table(testing: Testing, tests: Sequence[ItemSet]) -> pd.DataFrame:
         training = at == 0
         sets = {method: found.set for method, found in testing.found.items()}
         listed = list(sets.values())
-        controls = [] if training else [one for drawn in testing.controls.values() for one in drawn]
+        controls = [] if training else [one.heads for drawn in testing.controls.values() for one in drawn]
         wanted: dict[Kind, list[HeadSet]] = {kind: list(listed) for kind in KINDS}
         wanted[testing.kind] += controls
         testing.evaluations.ensure(test, wanted, f"test on {test.label}")
@@ -104,16 +99,30 @@ def circuit_table(testing: Testing, tests: Sequence[ItemSet]) -> pd.DataFrame:
             reached = testing.found[method].reached
             about = (method, testing.kind, testing.target, len(heads), str(heads), reached, test.label)
             counts = (found.n, found.n_clusters, float(deltas.mean()))
-            random = (beside.random_mean, beside.percentile, beside.p, beside.n_controls)
+            random = (
+                beside.random_mean,
+                beside.percentile,
+                beside.p,
+                beside.n_controls,
+                _displaced(testing.controls[method], drawn),
+            )
             lines.append((*about, *cells, *counts, *random))
     shown = [f"{kind}{end}" for kind in KINDS for end in ("", "_lo", "_hi")]
     names = ["method", "criterion", "target", "k", "heads", "reached", "test_set", *shown]
-    sizes = ["n", "n_clusters", "delta_nats", "random_mean", "percentile", "p", "n_controls"]
+    sizes = ["n", "n_clusters", "delta_nats", "random_mean", "percentile", "p", "n_controls", "displaced"]
     return pd.DataFrame(lines, columns=[*names, *sizes])
 
 
+def _displaced(controls: Sequence[Control], drawn: Sequence[float]) -> float:
+    """How many heads of a random set stand, on the mean, in another layer than the one they are matched to.
+
+    Where a circuit has most heads of a layer, its controls have the few others and neighbours: they hardly differ.
+    """
+    return sum(one.displaced for one in controls) / len(controls) if drawn else math.nan
+
+
 def _controls(testing: Testing, test: ItemSet, method: str) -> list[float]:
-    drawn = list(testing.controls[method])
+    drawn = [one.heads for one in testing.controls[method]]
     if not drawn:
         return []
     return _shares(testing.evaluations, test, testing.kind, drawn)
@@ -206,7 +215,7 @@ def curve_table(
     for size, heads in zip(sizes[first], sets[first], strict=True):
         if size not in band:
             continue
-        drawn = random_sets(model, heads, BAND_DRAWS, testing.rng_for)
+        drawn = [one.heads for one in random_sets(model, heads, BAND_DRAWS, testing.rng_for)]
         if drawn:
             found = _shares(testing.evaluations, sides[-1], testing.kind, drawn)
             mean = math.fsum(found) / len(found)

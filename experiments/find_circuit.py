@@ -38,8 +38,17 @@ from experiments.circuit_values import Evaluations, ItemSet
 from experiments.durable import replace
 from experiments.find_heads import ranking
 from experiments.item_pools import read_pool
-from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, existing, positive
-from experiments.options import positive_number as above_0
+from experiments.options import (
+    ON_ITEMS,
+    ON_MODEL,
+    RUNNING,
+    Option,
+    Report,
+    Study,
+    existing,
+    positive,
+    positive_number,
+)
 from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.session import Session, about_items, open_run, open_session
@@ -56,9 +65,9 @@ from probes.scoring import asks
 FROM = Option("from", str, "pre", "condition without what is to be explained")
 TO = Option("to", str, "neut", "condition with it")
 CRITERION = Option("criterion", str, "necessity", "whose share must reach the target", KINDS)
-TARGET = Option("target", above_0, 0.9, "share of the difference to reach")
+TARGET = Option("target", positive_number, 0.9, "share of the difference to reach")
 MAX_SIZE = Option("max-size", positive, 64, "no larger set is looked at")
-HELD_OUT = Option("held-out", above_0, 0.6, "share of the tasks that no search sees")
+HELD_OUT = Option("held-out", positive_number, 0.6, "share of the tasks that no search sees")
 TRANSFER = Option(
     "transfer",
     str,

@@ -123,12 +123,13 @@ SUPPRESSORS = (
     *("direction", "layer", "head", "effect_nats", "ci_lo", "ci_hi", "p", "p_holm"),
     *("n", "n_clusters", "n_heads"),
 )
-# A found set of heads on one test set (training first): shares of the mean delta; random sets by the criterion.
+# A found set of heads on one test set (training first): shares of the mean delta; random sets by the criterion, of
+# which so many heads had to be displaced to other layers.
 CIRCUIT = (
     *("method", "criterion", "target", "k", "heads", "reached", "test_set"),
     *("necessity", "necessity_lo", "necessity_hi", "sufficiency", "sufficiency_lo", "sufficiency_hi"),
     *("faithfulness", "faithfulness_lo", "faithfulness_hi", "n", "n_clusters", "delta_nats"),
-    *("random_mean", "percentile", "p", "n_controls", "completeness_mean", "completeness_worst"),
+    *("random_mean", "percentile", "p", "n_controls", "displaced", "completeness_mean", "completeness_worst"),
 )
 # cost: share lost on held-out tasks without the head; spare: less than 1 %; alone: its own share on training tasks.
 CIRCUIT_HEADS = (*("method", "layer", "head", "order", "cost", "spare", "prefix_matching", "alone", "sign"),)

@@ -100,9 +100,14 @@ def write_run(run: Path, seed: int = 0, only_heads: bool = False) -> Path:
     effects.to_csv(run / "effects.csv", index=False)
     _attribution(effects, np.random.default_rng(seed + 2)).to_csv(run / "attribution.csv", index=False)
     _ablation(rng).to_csv(run / "ablation.csv", index=False)
+<<<<<<< HEAD
     _carried(np.random.default_rng(seed + 3)).to_csv(run / "carried.csv", index=False)
     write_controls(run, np.random.default_rng(seed + 3))
     write_circuit(run, heads)
+=======
+    if not only_heads:
+        write_circuit(run, heads)
+>>>>>>> work-a
     return run
 
 
@@ -154,7 +159,7 @@ def write_circuit(run: Path, heads: pd.DataFrame) -> None:
         for side, loss, n in (("training", 0.0, 9), ("held-out", 0.05 + at / 100, 15)):
             shares = (0.9 - loss, 0.8 - loss, 1.0 - loss) * 3
             head = (method, "necessity", 0.9, found, "L0H0", method != "greedy", side, *shares)
-            tests.append((*head, n, n, 28.0, 0.1, 100.0, 0.05, 20, 0.2, 0.4))
+            tests.append((*head, n, n, 28.0, 0.1, 100.0, 0.05, 20, 3.5, 0.2, 0.4))
             for k in sorted({1, 2, 4, 8, 16, found, *((32, 64) if at < 2 else ())}):
                 share = min(1.05, 0.9 * (k / found) ** 0.7) - loss
                 curve.append((method, side, k, share, share - 0.1, share + 0.08, n))

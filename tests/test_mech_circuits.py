@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from mech import circuits
+from mech import changes
 from mech.circuits import KINDS, circuit_effects, complement, joint_scores
 from mech.engine import Engine, Run
 from mech.errors import InputError
@@ -83,14 +83,14 @@ def test_sets_that_agree_share_their_copies(
 ) -> None:
     engine = Engine(tiny_model(tiny_folder, "llama"))
     recipient, donor = pair(engine)
-    stock = circuits.run_block
+    stock = changes.run_block
     seen: dict[int, int] = {}
 
     def counted(model: Model, layer: int, row: Tensor, arguments: dict[str, Any]) -> Tensor:
         seen[layer] = row.shape[1] // len(ACTION)
         return stock(model, layer, row, arguments)
 
-    monkeypatch.setattr(circuits, "run_block", counted)
+    monkeypatch.setattr(changes, "run_block", counted)
     joint_scores(engine, recipient, donor, SETS)
     # Layer 0: {1} and {1, 2}; layer 1: {1}{0} beside {1, 2}; layer 2: 4 histories behind them and L2H3 alone.
     assert seen == {0: 2, 1: 2, 2: 5}

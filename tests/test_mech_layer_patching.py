@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mech import changes, patching
+from mech import changes
 from mech.changes import by_layer, sweep
 from mech.engine import Engine, Run
 from mech.errors import InputError

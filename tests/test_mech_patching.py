@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mech import patching, reference
+from mech import changes, reference
 from mech.changes import stacked
 from mech.engine import Engine, Run
 from mech.errors import InputError
