@@ -8,6 +8,9 @@ fail Δsem, with --from neut_matched --to neut Δcopy against a record of equal 
 a head, its queries or pattern, keys or values by key/value head, a layer's MLP output or residual stream), --at where.
 All parts one by one, and joint sets of the top k heads by prefix-matching score, which no task data have chosen.
 
+A share can exceed 1: with neut_matched as donor the recorded call's values become those of its filler, which heads that
+still attend there then copy; that lowers a× more than no record at all would.
+
 One folder holds patches of several sites and pairs: each has an entry of its own in run.json.
 """
 

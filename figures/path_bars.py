@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from figures import style
-from figures.layout import LINE, arms
+from figures.layout import LINE, arms, count
 from figures.load import MissingTable, read_table, refuse_doubles
 
 NAMES = {"previous-token": "previous-token heads", "all": "all heads below"}
@@ -87,7 +87,7 @@ def draw_path_bars(run: Path) -> list[Path]:
 def _title(numbers: pd.DataFrame) -> str:
     first = numbers[numbers["set"] == "previous-token"]
     what = {"mean": "their mean", "zero": "zero"}.get(str(numbers["how"].iloc[0]), "another value")
-    text = f"Senders → receivers' keys at the recorded call, senders at {what}; {int(numbers['n'].iloc[0])} items"
+    text = f"Senders → receivers' keys at the recorded call, senders at {what}; {count(numbers['n'])}"
     if len(first) and pd.notna(first["p"].iloc[0]):
         text += f"; p = {first['p'].iloc[0]:.3f}"
     return text
