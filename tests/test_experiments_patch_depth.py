@@ -185,8 +185,7 @@ def test_direct_effects_add_up_and_name_their_roles(shell: Shell) -> None:
     copy = table[table["to"] == "neut"]
     assert len(copy) == 2 * (12 + 3) and copy[copy["kind"] == "mlp"]["head"].isna().all()
     np.testing.assert_allclose(copy["total_nats"], copy["direct_nats"] + copy["indirect_nats"], atol=1e-12)
-    assert set(copy["role"].fillna("")) <= {"carries", "holds back", ""}
-    assert (copy.loc[copy["role"] == "carries", "direct_lo"] > 0).all()
+    assert copy["role"].isna().all()  # one task tells nothing
     shell.ran("patch", "--k", "2", "--limit", "2")
     shares = shell.table("shares").set_index(["direction", "layer", "head"])
     heads = copy[copy["kind"] == "head"].set_index(["direction", "layer", "head"])
