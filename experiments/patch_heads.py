@@ -26,7 +26,7 @@ import pandas as pd
 from experiments.find_heads import ranking
 from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, whole_numbers
 from experiments.pairs import FROM, TO, pair_of, require_conditions
-from experiments.patch_screen import NO_SCREEN, Screen, no_screen, parse_screen, run_screen
+from experiments.patch_screen import NO_SCREEN, Screen, no_screen, parse_screen, run_screen, write_estimates
 from experiments.patch_tables import GROUP, write_effects
 from experiments.progress import progress
 from experiments.session import Session, about_items, open_run, open_session
@@ -86,6 +86,8 @@ def run(args: argparse.Namespace) -> Report:
         if len(skipped) == len(session.items):
             raise InputError(f"No item can be patched at the {group[1]}: {next(iter(skipped.values()))}")
         shares, joint = write_effects(folder, session)
+        if size is not None:
+            write_estimates(folder)
         meter = session.engine.meter
         counts = {"forwards_run": meter.ran, "forwards_saved": meter.saved}
         folder.finish({**counts, "skipped": skipped, "screen": list(screen.notes)})

@@ -174,8 +174,14 @@ def test_a_screen_patches_the_heads_of_largest_pooled_estimate_and_says_what_it_
     np.testing.assert_allclose(ours, whole.loc[ours.index], rtol=0, atol=NATS)
     shell("patch", *words).sentence("other settings: screen")
     shell.ran("attribute", "--screen", "3", "--limit", "2")
-    said = shell.ran("patch", *words, "--screen", "attribution:3")
-    assert any("on 2 fully patched items a screen of 3 heads left out" in line for line in said.out)
+    pair = ["--from", "neut", "--to", "fail"]
+    said_of = {
+        name: "\n".join(shell.ran("patch", *words, *more, "--screen", "attribution:3").out)
+        for name, more in (("copy", []), ("sem", pair))
+    }
+    assert "on 2 fully patched items a screen of 3 heads left out" in said_of["copy"]
+    assert "saturated" in said_of["sem"]  # the table is of Δcopy
+    assert shell.table("estimates").groupby(["from", "to"])["patched"].sum().tolist() == [3, 3]
 
 
 def test_direct_effects_add_up_and_name_their_roles(shell: Shell) -> None:
