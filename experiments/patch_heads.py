@@ -8,6 +8,9 @@ fail Δsem, with --from neut_matched --to neut Δcopy against a record of equal 
 a head, its queries or pattern, keys or values by key/value head, a layer's MLP output or residual stream), --at where.
 All parts one by one, and joint sets of the top k heads by prefix-matching score, which no task data have chosen.
 
+A share can exceed 1: with neut_matched as donor the recorded call's values become those of its filler, which heads that
+still attend there then copy; that lowers a× more than no record at all would.
+
 One folder holds patches of several sites and pairs: each has an entry of its own in run.json.
 """
 
@@ -23,7 +26,7 @@ import pandas as pd
 from experiments.find_heads import ranking
 from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, whole_numbers
 from experiments.pairs import FROM, TO, pair_of, require_conditions
-from experiments.patch_screen import NO_SCREEN, Screen, no_screen, parse_screen, run_screen
+from experiments.patch_screen import NO_SCREEN, Screen, no_screen, parse_screen, run_screen, write_estimates
 from experiments.patch_tables import GROUP, write_effects
 from experiments.progress import progress
 from experiments.session import Session, about_items, open_run, open_session
@@ -83,6 +86,8 @@ def run(args: argparse.Namespace) -> Report:
         if len(skipped) == len(session.items):
             raise InputError(f"No item can be patched at the {group[1]}: {next(iter(skipped.values()))}")
         shares, joint = write_effects(folder, session)
+        if size is not None:
+            write_estimates(folder)
         meter = session.engine.meter
         counts = {"forwards_run": meter.ran, "forwards_saved": meter.saved}
         folder.finish({**counts, "skipped": skipped, "screen": list(screen.notes)})

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from experiments.progress import progress
-from experiments.records import RunFolder
+from experiments.records import RunFolder, read_run
 from experiments.session import Session
 from mech.attribution import Attribution, attribute
 from mech.errors import InputError
@@ -82,18 +82,30 @@ def run_screen(
     notes = []
     for direction in directions:
         chosen[direction] = heads = _largest(here[here["direction"] == direction], size)
-        table.loc[_patched(table, group, direction, heads), "patched"] = True
         n_left = len(here[here["direction"] == direction]) - len(heads)
         notes.append(
             f"{direction}: {n_left} of {n_left + len(heads)} heads were not patched, as their estimates are smaller; "
-            + missed_sentence(folder, session, direction, size)
+            + missed_sentence(folder, session, group, direction, size)
         )
-    folder.write_table("estimates", table)
     return Screen(f"attribution:{size}", chosen, tuple(notes))
 
 
+def write_estimates(folder: RunFolder) -> None:
+    """estimates.csv: every head's mean estimate, of every pair screened in the folder, and whether it was patched."""
+    table = pooled(folder.rows("estimates"))
+    rows = folder.rows("patches")
+    done = {
+        (row["from"], row["to"], row["direction"], name)
+        for row in rows[(rows["site"] == "z") & (rows["at"] == "candidate")].to_dict("records")
+        for name in row["heads"]
+    }
+    names = [str(Head(layer, head)) for layer, head in zip(table["layer"], table["head"], strict=True)]
+    keys = zip(table["from"], table["to"], table["direction"], names, strict=True)
+    folder.write_table("estimates", table.assign(patched=[key in done for key in keys]))
+
+
 def pooled(rows: pd.DataFrame) -> pd.DataFrame:
-    """The mean estimate (nats) of every head over items, by pair and direction; `patched` false so far."""
+    """The mean estimate (nats) of every head over items, by pair and direction."""
     long = [
         (row["direction"], Head.parse(name).layer, Head.parse(name).head, value, row["from"], row["to"])
         for row in rows.to_dict("records")
@@ -106,10 +118,14 @@ def pooled(rows: pd.DataFrame) -> pd.DataFrame:
     return found[["direction", "layer", "head", "estimate_nats", "n", "patched", "from", "to"]]
 
 
-def missed_sentence(folder: RunFolder, session: Session, direction: str, size: int) -> str:
-    """What a screen of this size left out where every head was patched (attribution.csv), or that nobody knows."""
-    path = folder.path / "attribution.csv"
-    if not path.is_file():
+def missed_sentence(folder: RunFolder, session: Session, group: Group, direction: str, size: int) -> str:
+    """What a screen of this size, item by item, left out where every head was patched, or that it is not known.
+
+    Known from attribution.csv, where it is of the same pair of conditions and of one gradient step.
+    """
+    about = read_run(folder.path)["studies"].get("attribute", {}).get("config", {})
+    same = (about.get("from"), about.get("to"), about.get("steps")) == (*group[2:], 1)
+    if not same or not (folder.path / "attribution.csv").is_file():
         return (
             "a gradient misses heads whose attention is saturated, as that of copy heads is in noising: "
             "`backfire attribute` measures how many."
@@ -126,13 +142,6 @@ def _largest(estimates: pd.DataFrame, size: int) -> HeadSet:
         Head(int(row.layer), int(row.head)): float(row.estimate_nats) for row in estimates.itertuples()
     }
     return screened(Attribution(by_head, {}, 1), size)
-
-
-def _patched(table: pd.DataFrame, group: Group, direction: str, heads: HeadSet) -> pd.Series:
-    """Which rows of the table are of these heads, this pair and this direction."""
-    pair = (table["from"] == group[2]) & (table["to"] == group[3]) & (table["direction"] == direction)
-    places = zip(table["layer"], table["head"], strict=True)
-    return pair & pd.Series([Head(layer, head) in heads for layer, head in places], index=table.index)
 
 
 def _row_id(item: Item, group: Group, direction: str) -> str:

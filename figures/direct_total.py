@@ -15,11 +15,12 @@ from matplotlib.figure import Figure
 
 from figures import style
 from figures.labels import name_points
+from figures.layout import count
 from figures.load import DIRECTIONS, MissingTable, read_table, refuse_doubles
 
 TITLES = {"denoise": "Denoising (sufficiency)", "noise": "Noising (necessity)"}
 _LOOKS = {
-    "": ("interval holds 0, or none", style.OTHER, "o", 9),
+    "": ("interval holds 0, or few tasks", style.OTHER, "o", 9),
     "carries": ("carries Δcopy", style.SELECTED, "D", 20),
     "holds back": ("holds copying back", style.SEM, "v", 24),
 }
@@ -51,7 +52,7 @@ def draw_direct_total(run: Path) -> list[Path]:
         for axes, direction in zip(panels, present, strict=True):
             part = numbers[numbers["direction"] == direction]
             _draw(axes, part)
-            axes.set_title(f"{TITLES[direction]}, {int(part['n'].iloc[0])} items")
+            axes.set_title(f"{TITLES[direction]}, {count(part['n'])}")
         found = dict(
             pair for axes in panels for pair in zip(*axes.get_legend_handles_labels()[::-1], strict=True)
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from figures import style
-from figures.layout import LINE, arms
+from figures.layout import LINE, arms, count
 from figures.load import MissingTable, read_table, refuse_doubles
 
 NAMES = {"previous-token": "previous-token heads", "all": "all heads below"}
@@ -52,7 +52,7 @@ def draw_path_bars(run: Path) -> list[Path]:
     chosen = numbers[numbers["kind"] == "selected"].iloc[::-1].reset_index(drop=True)
     random = numbers[numbers["kind"] == "random"]
     with style.styled():
-        figure, (axes,) = style.new_figure(0.95 + 0.42 * (len(chosen) + bool(len(random))))
+        figure, (axes,) = style.new_figure(1.15 + 0.4 * (len(chosen) + bool(len(random))))
         style.zero_line(axes, vertical=True)
         colours = [style.COPY if name == "previous-token" else style.OTHER for name in chosen["set"]]
         shown = chosen.assign(**{name: 100 * chosen[name] for name in ("share", "ci_lo", "ci_hi")})
@@ -77,6 +77,7 @@ def draw_path_bars(run: Path) -> list[Path]:
             k = int(random["k"].iloc[0])
             labels = [f"random, same layers ({k}), {len(random)} sets", *labels]
         axes.set_yticks(range(1 - bool(len(random)), len(shown) + 1), labels)
+        axes.set_ylim(0.4 - bool(len(random)), len(shown) + 0.55)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("share of Δcopy lost, %")
@@ -87,7 +88,7 @@ def draw_path_bars(run: Path) -> list[Path]:
 def _title(numbers: pd.DataFrame) -> str:
     first = numbers[numbers["set"] == "previous-token"]
     what = {"mean": "their mean", "zero": "zero"}.get(str(numbers["how"].iloc[0]), "another value")
-    text = f"Senders → receivers' keys at the recorded call, senders at {what}; {int(numbers['n'].iloc[0])} items"
+    text = f"Path from senders into the receivers' keys at the recorded call\nsenders at {what}, {count(numbers['n'])}"
     if len(first) and pd.notna(first["p"].iloc[0]):
-        text += f"; p = {first['p'].iloc[0]:.3f}"
+        text += f", p = {first['p'].iloc[0]:.3f} against the random sets"
     return text

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures import style
-from figures.layout import LINE, arms, handles_of
+from figures.layout import LINE, arms, count, handles_of
 from figures.load import MissingTable, read_table, refuse_doubles
 
 SITES = ("q", "k", "pattern", "v", "z")
@@ -87,12 +87,13 @@ def draw_kv_heads(run: Path) -> list[Path]:
 def _draw(axes: Axes, cell: pd.DataFrame) -> None:
     style.zero_line(axes)
     sets = list(dict.fromkeys(cell["set"]))[-_MAX_SETS:]
+    sites = [site for site in SITES if site in set(cell["site"])]
     width = 0.8 / len(sets)
     for index, name in enumerate(sets):
         part = cell[cell["set"] == name]
         part = part.assign(**{key: 100 * part[key] for key in ("joint_share", "share_lo", "share_hi")})
         part = part.rename(columns={"share_lo": "ci_lo", "share_hi": "ci_hi"})
-        places = part["site"].map(list(SITES).index) + (index - (len(sets) - 1) / 2) * width
+        places = part["site"].map(sites.index) + (index - (len(sets) - 1) / 2) * width
         colour = _COLOURS[-len(sets) :][index] if len(sets) > 1 else style.COPY
         axes.bar(
             places,
@@ -106,13 +107,13 @@ def _draw(axes: Axes, cell: pd.DataFrame) -> None:
             places, part["joint_share"], yerr=arms(part, "joint_share"), linestyle="none", color=style.TOTAL,
             zorder=3, **LINE,
         )  # fmt: skip
-    axes.set_xticks(range(len(SITES)), [f"{site}\n(kv heads)" if site in "kv" else site for site in SITES])
+    axes.set_xticks(range(len(sites)), [f"{site} (kv heads)" if site in "kv" else site for site in sites])
     axes.tick_params(axis="x", length=0)
-    axes.set(xlim=(-0.6, len(SITES) - 0.4), ylabel="joint share of the difference, %")
+    axes.set(xlim=(-0.6, len(sites) - 0.4), ylabel="share of the difference, %")
     first = cell.iloc[0]
     axes.set_title(
-        f"{PLACES.get(first['at'], first['at'])}\n{first['from']} → {first['to']}, {first['direction']}, "
-        f"{int(first['n'])} items"
+        f"{PLACES.get(first['at'], first['at']).capitalize()}\n{first['from']} → {first['to']}, "
+        f"{first['direction']}, {count(cell['n'])}"
     )
     axes.grid(axis="y", color="#E3E5E8", linewidth=0.6)
 
@@ -126,10 +127,10 @@ def _grid(figure: Figure, axes: Axes, cell: pd.DataFrame) -> None:
     what = {"k": "Keys", "v": "Values"}[first["site"]]
     axes.set_title(
         f"{what} {PLACES.get(first['at'], first['at'])}: {first['from']} → {first['to']}, {first['direction']}, "
-        f"{int(first['n'])} items"
+        f"{count(cell['n'])}"
     )
     axes.set_yticks(range(len(grid)))
-    axes.set_ylabel("key/value head")
+    axes.set_ylabel("kv head")
     for side in axes.spines.values():
         side.set_visible(False)
     bar = figure.colorbar(image, ax=axes, label="share, %", fraction=0.05, pad=0.015, aspect=7)

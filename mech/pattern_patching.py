@@ -35,6 +35,7 @@ from mech.interventions import Edit
 from mech.model import Model
 from mech.patching import all_heads, require_pair
 from mech.queries import Score
+from mech.site_check import require_moved
 from mech.sites import kv_head_of
 
 Columns = Sequence[tuple[int, int]]
@@ -105,6 +106,7 @@ def patch_patterns(
     changed = [h for h in chosen if not torch.equal(theirs[h.layer][h.head], own[h.layer][h.head])]
     scores = {head: recipient.score for head in chosen}
     if engine.slow:
+        require_moved(model, PATTERN_HOOK, "pattern")
         found = [_slowly(engine, recipient, HeadSet([head]), theirs) for head in changed]
     else:
         values = [_values(model, recipient, layer) for layer in range(model.n_layers)]
@@ -123,11 +125,13 @@ def patch_pattern_sets(
 ) -> dict[str, Score]:
     """Score the recipient's action with the patterns of all heads of a set taken from the donor together, set by set.
 
-    Values are the recipient's, as they are under the patch. Arguments and errors as `patch_patterns`.
+    Values are the recipient's, as they are under the patch. Arguments and errors as `patch_patterns`; InputError too
+    where a change of the pattern moves no logit of the model.
     """
     model = engine.model
     model.require_eval_mode()
     require_pair(recipient, donor)
+    require_moved(model, PATTERN_HOOK, "pattern")
     theirs = carried(model, recipient, donor, columns)
     run = _slowly if engine.slow else _packed
     return {

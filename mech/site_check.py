@@ -32,20 +32,26 @@ def require_causal(model: Model, sites: Iterable[Site]) -> None:
         InputError: the model has no such hook, or a change at it moves no logit; the site and the layer are named.
         HookMissed: a hook did not fire exactly once.
     """
+    for site in sites:
+        require_moved(model, HOOK_NAMES[site], site)
+
+
+@torch.no_grad()
+def require_moved(model: Model, template: str, what: str) -> None:
+    """As `require_causal`, for the hooks that a name with `{layer}` in it stands for."""
     middle = model.d_vocab // 2
     ids = torch.tensor([[middle, middle + 1, middle - 1]], device=model.device).repeat(model.n_layers + 2, 1)
-    for site in sites:
-        names = [HOOK_NAMES[site].format(layer=layer) for layer in range(model.n_layers)]
-        with hooked(model, [(name, _disturb(row)) for row, name in enumerate(names)], fires=1):
-            logits: Tensor = model.bridge(ids)[:, -1]
-        rounding = torch.finfo(model.dtype).eps * float(logits[-1].abs().max())
-        floor = 4 * max(rounding, float((logits[-2] - logits[-1]).abs().max()))
-        moved = (logits[:-2] - logits[-1]).abs().amax(-1)
-        if not bool((moved > floor).all()):
-            raise InputError(
-                f"A change at {names[int(moved.argmin())]} moves no logit of {model.identity.architecture}: "
-                f"'{site}' cannot be edited in this model."
-            )
+    names = [template.format(layer=layer) for layer in range(model.n_layers)]
+    with hooked(model, [(name, _disturb(row)) for row, name in enumerate(names)], fires=1):
+        logits: Tensor = model.bridge(ids)[:, -1]
+    rounding = torch.finfo(model.dtype).eps * float(logits[-1].abs().max())
+    floor = 4 * max(rounding, float((logits[-2] - logits[-1]).abs().max()))
+    moved = (logits[:-2] - logits[-1]).abs().amax(-1)
+    if not bool((moved > floor).all()):
+        raise InputError(
+            f"A change at {names[int(moved.argmin())]} moves no logit of {model.identity.architecture}: "
+            f"'{what}' cannot be edited in this model."
+        )
 
 
 def _disturb(row: int) -> Callable[[Tensor, Any], Tensor]:

@@ -5,7 +5,8 @@
     indirect   total − direct: what later parts make of the change
 
     role       of the direct effect: `carries` where its whole interval is above 0, `holds back` where it is below 0 (a
-               copy suppressor: McDougall et al. 2023, arXiv:2310.04625), empty where it holds 0 or there is none
+               copy suppressor: McDougall et al. 2023, arXiv:2310.04625), empty where it holds 0, or where there are
+               fewer than MIN_TASKS tasks, whose interval says little
 
 Later heads may undo what an earlier one lacks (self-repair: McGrath et al. 2023, arXiv:2307.15771): in noising the
 direct effect then exceeds the total one. Shares are ratios of means over items; clusters are tasks.
@@ -19,6 +20,7 @@ from mech.errors import InputError
 from probes.effects import MIN_DELTA, head_shares
 from probes.stats import N_DRAWS, RngFactory
 
+MIN_TASKS = 5
 QUANTITIES = ("total", "direct", "indirect")
 DIRECT = (
     "direction", "kind", "layer", "head",
@@ -73,9 +75,9 @@ def direct_shares(
         number = table["head"].astype("Int64")
         tables.append(table.assign(kind=kind, head=number if kind == "head" else number.mask(number.notna())))
     whole = pd.concat(tables, ignore_index=True)
-    role = pd.Series("", index=whole.index)
-    role = role.mask(whole["direct_lo"] > 0, "carries").mask(whole["direct_hi"] < 0, "holds back")
-    return whole.assign(role=role)[list(DIRECT)]
+    enough = whole["n_clusters"] >= MIN_TASKS
+    role = pd.Series("", index=whole.index).mask(enough & (whole["direct_lo"] > 0), "carries")
+    return whole.assign(role=role.mask(enough & (whole["direct_hi"] < 0), "holds back"))[list(DIRECT)]
 
 
 def _named(rng_for: RngFactory, prefix: str) -> RngFactory:

@@ -223,7 +223,10 @@ def test_every_option_of_heads_changes_its_table(
 
 @pytest.mark.parametrize(
     ("flag", "value"),
-    [("from", "abstract"), ("to", "fail"), ("direction", "noise"), ("k", "3"), ("seed", "1")],
+    [
+        *(("from", "abstract"), ("to", "fail"), ("direction", "noise"), ("k", "3"), ("seed", "1")),
+        *(("site", "q"), ("screen", "attribution:3")),
+    ],
 )
 def test_every_option_of_patch_changes_its_rows(
     flag: str, value: str, shell: Shell, written: dict[Any, str]

@@ -20,7 +20,7 @@ import pytest
 from experiments import records
 from experiments.records import RunFolder, config_hash, read_run
 from mech.errors import InputError
-from probes import attributed, dose, effects, layout, lengths, measures, screening, stats
+from probes import attributed, direct_shares, dose, effects, layout, lengths, measures, screening, stats
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -367,5 +367,7 @@ def test_the_frames_of_probes_have_the_columns_of_the_schema() -> None:
     assert screening.NEGATIVES == records.TABLES["false_negatives"]
     assert screening.MISSES == records.TABLES["screen_misses"]
     assert stats.SUMMARY == records.SUMMARY
-    assert effects.EFFECTS == records.EFFECTS
+    assert effects.EFFECTS == records.EFFECTS[: len(effects.EFFECTS)]
+    assert (*direct_shares.DIRECT, "from", "to") == records.TABLES["direct"]
+    assert ("site", "direction", "layer", *effects.SHARE_CELLS, "from", "to") == records.TABLES["layers"]
     assert dose.ABLATION == records.ABLATION

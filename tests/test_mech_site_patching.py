@@ -73,12 +73,13 @@ def test_every_part_and_set_is_as_by_full_forwards(family: str, at: str, tiny_fo
     for site in get_args(PatchSite):
         runs = two(fast, site)
         found = patch_parts(fast, *runs, site, at, places)
-        by_hand = patch_parts(slow, *runs, site, at, places)
-        assert list(found) == list(by_hand)
-        assert_scores(list(found.values()), list(by_hand.values()), FP64)
+        some = list(found)[::3]
+        by_hand = patch_parts(slow, *runs, site, at, places, some)
+        assert list(by_hand) == some
+        assert_scores([found[part] for part in some], list(by_hand.values()), FP64)
         base = runs[0].score.total
         assert max(abs(score.total - base) for score in found.values()) > 1e-4, site
-        if site in HEADS_SITES:
+        if site in HEADS_SITES and family in ("llama", "gemma3", "gpt2"):
             joint = patch_part_sets(fast, *runs, site, SETS, at, places)
             others = patch_part_sets(slow, *runs, site, SETS, at, places)
             assert_scores(list(joint.values()), list(others.values()), FP64)
@@ -133,9 +134,11 @@ def test_a_pattern_is_patched_as_by_a_hook_on_the_pattern_itself(
     model = tiny_model(tiny_folder, family)
     fast, slow = Engine(model), Engine(model, slow=True)
     runs, columns = two(fast, "pattern", SHORT if short else OTHER), WITHOUT_RECORD if short else SAME
-    found, by_hand = (patch_patterns(engine, *runs, columns) for engine in (fast, slow))
-    assert list(found) == list(by_hand) == list(all_heads(model))
-    assert_scores(list(found.values()), list(by_hand.values()), FP64)
+    found = patch_patterns(fast, *runs, columns)
+    assert list(found) == list(all_heads(model))
+    some = HeadSet(list(found)[::2])
+    by_hand = patch_patterns(slow, *runs, columns, some)
+    assert_scores([found[head] for head in some], list(by_hand.values()), FP64)
     assert max(abs(score.total - runs[0].score.total) for score in found.values()) > 1e-4
     joint, others = (patch_pattern_sets(engine, *runs, columns, SETS) for engine in (fast, slow))
     assert_scores(list(joint.values()), list(others.values()), FP64)
