@@ -100,14 +100,10 @@ def write_run(run: Path, seed: int = 0, only_heads: bool = False) -> Path:
     effects.to_csv(run / "effects.csv", index=False)
     _attribution(effects, np.random.default_rng(seed + 2)).to_csv(run / "attribution.csv", index=False)
     _ablation(rng).to_csv(run / "ablation.csv", index=False)
-<<<<<<< HEAD
     _carried(np.random.default_rng(seed + 3)).to_csv(run / "carried.csv", index=False)
     write_controls(run, np.random.default_rng(seed + 3))
-    write_circuit(run, heads)
-=======
     if not only_heads:
         write_circuit(run, heads)
->>>>>>> work-a
     return run
 
 

@@ -140,7 +140,7 @@ def test_equal_tables_give_equal_bytes_and_the_plot_settings_of_the_caller_stay(
 
 def test_a_run_with_one_study_gives_its_figures_and_says_why_the_others_are_not_there(tmp_path: Path) -> None:
     run = write_run(tmp_path, only_heads=True)
-    absent = ("ablation", "agreement", "attribution", "carried", "circuit", "effects", "offtarget")
+    absent = ("ablation", "agreement", "attribution", "carried", "effects", "offtarget")
     for name in (f"{one}.csv" for one in absent):
         (run / name).unlink()
     said: list[str] = []

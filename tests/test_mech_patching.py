@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mech import changes, reference
-from mech.changes import stacked
+from mech.changes import stacked, sweep
 from mech.engine import Engine, Run
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
@@ -121,7 +121,7 @@ def test_a_patch_that_changes_nothing_is_exactly_zero(
     edits = [
         edit for head in all_heads(model) for edit in replace_heads(HeadSet([head]), z, "candidate").edits
     ]
-    forced = patching._sweep(model, recipient, edits)
+    forced = sweep(engine, recipient, edits)
     assert_scores(forced, [recipient.score] * len(edits), TOLERANCE[dtype])
 
 
