@@ -58,7 +58,7 @@ def stages(args: argparse.Namespace) -> list[Stage]:
         Stage(
             "heads",
             find_heads.STUDY,
-            {"scores": "all", "causal_sequences": 1, "top": 16},
+            {"scores": "all", "causal_sequences": 1, "top": _at_most(16, k)},
             lambda s: _heads(s, 1),
         ),
         Stage(
@@ -94,7 +94,7 @@ def stages(args: argparse.Namespace) -> list[Stage]:
             {"limit": many, "transfer": "none"},
             lambda s: leaves(s.failed, CIRCUIT_SETS, 0.7) * many + _runs(s, PAIRS["copy"], s.failed) * many,
         ),
-        Stage("placebo", placebos.STUDY, {"limit": few}, lambda s: _placebo(s, few)),
+        Stage("placebo", placebos.STUDY, {"limit": few, "top": _at_most(16, k)}, lambda s: _placebo(s, few)),
     ]
 
 
@@ -112,7 +112,12 @@ def _in_depth(args: argparse.Namespace, few: int) -> list[Stage]:
         ),
         Stage("direct", direct_effects.STUDY, {"limit": few}, lambda s: _direct(s) * few),
         Stage("layers", patch_layers.STUDY, {"limit": few}, lambda s: _layers(s) * few),
-        Stage("path", patch_path.STUDY, {"limit": few}, lambda s: _path(s, 20) * few),
+        Stage(
+            "path",
+            patch_path.STUDY,
+            {"limit": few, "senders": _at_most(8, args.k), "receivers": _at_most(8, args.k)},
+            lambda s: _path(s, 20) * few,
+        ),
         Stage(
             "patterns",
             patch_heads.STUDY,
@@ -129,6 +134,11 @@ def _in_depth(args: argparse.Namespace, few: int) -> list[Stage]:
             for site in ("k", "v")
         ),
     ]
+
+
+def _at_most(most: int, k: Sequence[int]) -> int:
+    """The largest of the sizes that is no more than that, or the smallest."""
+    return max([one for one in k if one <= most] or k[:1])
 
 
 def _probe(s: Sizes) -> Work:

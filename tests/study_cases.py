@@ -22,7 +22,7 @@ FolderFactory = Callable[..., Path]
 ON_ITEMS = (
     *("probe", "decomposition", "manipulations", "scaling"),
     *("patch", "ablate", "cut", "joint", "attribute", "placebo", "agree", "circuit"),
-    *("direct", "layers", "path"),
+    *("direct", "layers", "path", "mechanism"),
 )
 SYSTEM = "Tools: grow(plant, cups), prune(plant)."
 

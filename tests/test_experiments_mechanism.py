@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -10,14 +11,17 @@ import pytest
 from experiments.demo import arguments
 from experiments.mechanism import STUDY
 from experiments.mechanism_stages import Stage, stages
-from experiments.mechanism_table import COLUMNS, from_joint, markdown
+from experiments.mechanism_table import COLUMNS, NAMES, from_joint, markdown
 from experiments.seeds import stream
 from experiments.session import Session
 from experiments.workload import Work, leaves, sizes
 from mech.engine import Engine
+from probes.items import dump_items
 from probes.wording import load_wording
 from tests.mech_cases import FolderFactory, one_thread  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS, Shell, loaded_once, shell  # noqa: F401 - a fixture
+
+FAR = {"unrelated_action": "XYZW", "unrelated_observation": "QJVK"}
 
 
 def planned(shell: Shell, name: str) -> float:
@@ -87,3 +91,32 @@ def test_every_stage_is_a_study_with_options_it_has() -> None:
     assert len({stage.name for stage in found}) == len(found)
     for stage in found:
         assert set(stage.options) <= {option.key for option in stage.study.options}, stage.name
+
+
+def test_the_whole_suite_runs_resumes_and_ends_in_one_table(shell: Shell) -> None:
+    words = ["--k", "1,2", "--controls", "2", "--ablation-controls", "1", "--ablated-controls", "1"]
+    words += ["--deep", "3", "--few", "3", "--reference-items", "2"]
+    dump_items([replace(one, meta={**one.meta, **FAR}) for one in ITEMS[:3]], shell.items)
+    said = shell("mechanism", *words)
+    # A model of random weights is dead: the placebos say so, and the suite is done all the same.
+    assert said.code == 1 and not said.err and any("placebo does not behave" in line for line in said.out)
+    table = shell.table("mechanism")
+    assert tuple(table.columns) == COLUMNS
+    assert set(zip(table["method"], table["where"], strict=True)) == set(NAMES) - {
+        ("resample", "all"),
+        ("zero", "all"),
+    }
+    carried, removed = shell.table("carried"), shell.table("removed")
+    own = table[(table["method"] == "knockout") & (table["k"] == 2)].iloc[0]
+    assert own["share"] == carried.query("method == 'knockout' and k == 2")["share"].iloc[0]
+    everywhere = table[(table["where"] == "all") & (table["k"] == 2)].iloc[0]
+    assert everywhere["share"] == removed.query("kind == 'selected' and k == 2")["share"].iloc[0]
+    for name in ("overlap", "agreement", "circuit", "placebos", "direct", "layers", "path", "attribution"):
+        assert len(shell.table(name)), name
+    assert set(shell.table("shares")["site"]) == {"z", "pattern", "k", "v"}
+    assert shell.path("mechanism.md").read_text().strip() in "\n".join(said.out)
+    about = shell.about("mechanism")
+    assert set(about["extra"]["seconds"]) == set(about["extra"]["planned_seconds"])
+    before = {name: shell.path(name).read_bytes() for name in ("mechanism.csv", "joint_sets.jsonl")}
+    assert shell("mechanism", *words).code == 1
+    assert {name: shell.path(name).read_bytes() for name in before} == before
