@@ -8,7 +8,7 @@ effect reaches --target of the difference, by one of three criteria (`mech.circu
                    than Δcopy on some items, as heads that hold copying back do not see what they would hold back.
     faithfulness   passes 1 likewise, since the set can be chosen without the heads that hold copying back.
 
-Sets found by necessity were sufficient and faithful there, and not the other way round; all three are always told.
+Sets found by necessity on ToolShed were sufficient and faithful there, and not the other way round; all three are told.
 Found sets are then measured on held-out tasks, on the other environment and on any item files given, none of which
 shares a task with the training items: circuit.csv, circuit_heads.csv, circuit_completeness.csv, circuit_curve.csv,
 circuit_stability.csv, circuit_ranking.csv; circuit.json is the smallest set found, circuit_METHOD.json each method's.
