@@ -85,7 +85,9 @@ def write_effects(folder: RunFolder, session: Session) -> tuple[pd.DataFrame, pd
         found["shares"].append(_by_kind(shares, named["site"], screen))
         complete, members = complete_sets(session, part, long)
         found["redundancy"].append(redundancy(complete, members, rng_for).assign(**named))
-    tables = {name: pd.concat([_plain(part) for part in parts]) for name, parts in found.items()}
+    # An empty part (a group without complete sets) has no types, and would take those of the others.
+    filled = {name: [part for part in parts if len(part)] or parts[:1] for name, parts in found.items()}
+    tables = {name: pd.concat([_plain(part) for part in parts]) for name, parts in filled.items()}
     for name, table in tables.items():
         folder.write_table(name, table)
     return tables["shares"], tables["redundancy"]

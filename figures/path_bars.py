@@ -15,7 +15,7 @@ from figures import style
 from figures.layout import LINE, arms, count
 from figures.load import MissingTable, read_table, refuse_doubles
 
-NAMES = {"previous-token": "previous-token heads", "all": "all heads below"}
+NAMES = {"previous-token": "previous-token heads", "all": "all heads as senders"}
 
 
 def path_numbers(table: pd.DataFrame) -> pd.DataFrame:
