@@ -33,7 +33,7 @@ from experiments.workload import Sizes, Work, context, leaves
 
 PAIRS = {"copy": ("pre", "neut"), "sem": ("neut", "fail")}
 SEQUENCE, N_SEQUENCES = 48, 8  # tokens before a random sequence repeats; sequences that heads are scored on
-CIRCUIT_SETS = 500  # sets that the circuit's searches and tests ask an item about, or fewer
+CIRCUIT_SETS = 600  # sets that the circuit's searches and tests ask an item about, or fewer
 PASSAGES = 1600.0  # tokens of the bundled prose and code, and of the random sequences beside them
 
 
