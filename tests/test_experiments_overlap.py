@@ -1,0 +1,45 @@
+"""backfire overlap: two patched differences of one folder or two, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.cli import main
+from tests.mech_cases import FolderFactory, one_thread  # noqa: F401 - a fixture
+from tests.study_cases import Shell, shell  # noqa: F401 - a fixture
+
+SEM = ["--from", "neut", "--to", "fail", "--k", "2"]
+
+
+def test_both_differences_may_stand_in_one_folder_or_in_two(
+    shell: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell.ran("patch", "--k", "2", "--direction", "noise")
+    shell.ran("patch", *SEM, "--direction", "noise")
+    shell.ran("patch", *SEM, "--direction", "noise", out="sem")
+    run, sem = str(shell.path("").resolve()), str(shell.path("", "sem").resolve())
+    assert main(["overlap", "--out", run]) == 0
+    assert "spearman" in capsys.readouterr().out
+    one = shell.path("overlap.csv").read_bytes()
+    table = shell.table("overlap").set_index(["statistic", "of"])
+    assert set(table["direction"]) == {"noise"} and (table["n"] == 3).all()
+    assert -1 <= table["estimate"].xs("spearman").iloc[0] <= 1
+    # Of the one difference alone there is nothing to compare; in another folder there is, and it is the same.
+    lines = shell.path("patches.jsonl").read_text().splitlines(keepends=True)
+    shell.path("patches.jsonl").write_text("".join(lines[:3]))
+    assert main(["overlap", "--out", run]) == 2
+    assert "not from neut to fail" in capsys.readouterr().err
+    about = shell.path("run.json").read_text()
+    assert main(["overlap", "--out", run, "--with", sem]) == 2  # the folder was compared with itself before
+    assert "other settings" in capsys.readouterr().err
+    assert shell.path("run.json").read_text() == about and shell.path("overlap.csv").read_bytes() == one
+
+
+def test_a_difference_is_two_conditions_and_a_folder_has_been_run(
+    shell: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ("pre", "pre,pre", "pre,neut,fail"):
+        with pytest.raises(SystemExit):
+            main(["overlap", "--one", words, "--out", str(shell.tmp / "run")])
+    assert main(["overlap", "--out", str(shell.tmp / "nothing")]) == 2
+    assert "not a run folder" in capsys.readouterr().err.splitlines()[-1]
