@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive
+from experiments.pairs import DIRECTIONS, FROM, TO
 from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.session import Session, about_items, open_run, open_session
@@ -27,11 +28,8 @@ from probes.items import Item
 from probes.scoring import decision_run
 from probes.screening import agreement, false_negatives, misses
 
-FROM = Option("from", str, "pre", "condition without what is to be attributed")
-TO = Option("to", str, "neut", "condition with it")
 STEPS = Option("steps", positive, 1, "points of the line between the runs that gradients are averaged over")
 SCREEN = Option("screen", positive, 40, "heads that a screen would keep; what it misses is told")
-DIRECTIONS = ("noise", "denoise")
 
 
 def run(args: argparse.Namespace) -> Report:

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Report, Study
-from experiments.pairs import DIRECTIONS, FROM, TO, for_pair, pair_of, require_conditions
+from experiments.pairs import DIRECTIONS, FROM, TO, for_pair, pair_of, require_conditions, row_id, row_of
 from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.session import Session, about_items, open_run, open_session
@@ -41,11 +41,6 @@ def run(args: argparse.Namespace) -> Report:
     return Report("\n".join([told(here), meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
 
 
-def row_id(item: Item, pair: tuple[str, str], direction: str) -> str:
-    """The id of a row."""
-    return f"{item.item_id}|{pair[0]}>{pair[1]}|{direction}"
-
-
 def direct_item(
     session: Session, item: Item, pair: tuple[str, str], directions: list[str]
 ) -> list[dict[str, Any]]:
@@ -55,26 +50,14 @@ def direct_item(
     low, high = (decision_run(engine, item, name, session.wording, names) for name in pair)
     rows = []
     for direction in directions:
-        recipient, donor = (high, low) if direction == "noise" else (low, high)
-        sign = -1.0 if direction == "noise" else 1.0
+        recipient, donor, sign, about = row_of(item, pair, direction, (low, high))
 
         def signed(parts: Parts, sign: float = sign) -> list[float]:
             return [sign * parts.total, sign * parts.direct]
 
         heads, mlps = head_parts(engine, recipient, donor), mlp_parts(engine, recipient, donor)
-        rows.append(
-            {
-                "id": row_id(item, pair, direction),
-                "item_id": item.item_id,
-                "task_id": item.task_id,
-                "direction": direction,
-                "from": pair[0],
-                "to": pair[1],
-                "delta": high.score.total - low.score.total,
-                "heads": {str(head): signed(parts) for head, parts in heads.items()},
-                "mlps": {str(layer): signed(parts) for layer, parts in mlps.items()},
-            }
-        )
+        of_heads = {str(head): signed(parts) for head, parts in heads.items()}
+        rows.append({**about, "heads": of_heads, "mlps": {str(at): signed(one) for at, one in mlps.items()}})
     return rows
 
 

@@ -49,6 +49,7 @@ from experiments.options import (
     positive,
     positive_number,
 )
+from experiments.pairs import FROM, TO
 from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.session import Session, about_items, open_run, open_session
@@ -62,8 +63,6 @@ from probes.circuit_stability import split_tasks, untouched
 from probes.items import Item, item_line, load_items, select_items
 from probes.scoring import asks
 
-FROM = Option("from", str, "pre", "condition without what is to be explained")
-TO = Option("to", str, "neut", "condition with it")
 CRITERION = Option("criterion", str, "necessity", "whose share must reach the target", KINDS)
 TARGET = Option("target", positive_number, 0.9, "share of the difference to reach")
 MAX_SIZE = Option("max-size", positive, 64, "no larger set is looked at")

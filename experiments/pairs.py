@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from typing import Any
 
 from experiments.options import Option, Study
 from experiments.session import Session
+from mech.engine import Run
+from probes.items import Item
 from probes.scoring import asks
 
 FROM = Option("from", str, "pre", "condition without what is to be attributed")
@@ -27,6 +30,32 @@ def pair_of(args: argparse.Namespace) -> tuple[str, str]:
 def for_pair(study: Study, pair: tuple[str, str]) -> Study:
     """The study under the name that its entry in run.json has."""
     return study if pair == DEFAULT else replace(study, name=f"{study.name} {pair[0]}>{pair[1]}")
+
+
+def row_id(item: Item, pair: tuple[str, str], direction: str) -> str:
+    """The id of a row."""
+    return f"{item.item_id}|{pair[0]}>{pair[1]}|{direction}"
+
+
+def row_of(
+    item: Item, pair: tuple[str, str], direction: str, runs: tuple[Run, Run]
+) -> tuple[Run, Run, float, dict[str, Any]]:
+    """Recipient and donor of a direction, the sign of its effects, and what a row says before them.
+
+    `runs` are those of the pair, in its order; noising runs TO with activations of FROM, denoising the other way round.
+    """
+    low, high = runs
+    recipient, donor, sign = (high, low, -1.0) if direction == "noise" else (low, high, 1.0)
+    about = {
+        "id": row_id(item, pair, direction),
+        "item_id": item.item_id,
+        "task_id": item.task_id,
+        "direction": direction,
+        "from": pair[0],
+        "to": pair[1],
+        "delta": high.score.total - low.score.total,
+    }
+    return recipient, donor, sign, about
 
 
 def require_conditions(session: Session, pair: tuple[str, str]) -> None:

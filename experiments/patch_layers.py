@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Report, Study
-from experiments.pairs import DIRECTIONS, FROM, TO, for_pair, pair_of, require_conditions
+from experiments.pairs import DIRECTIONS, FROM, TO, for_pair, pair_of, require_conditions, row_id, row_of
 from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.session import Session, about_items, open_run, open_session
@@ -45,11 +45,6 @@ def run(args: argparse.Namespace) -> Report:
     return Report("\n".join(text))
 
 
-def row_id(item: Item, pair: tuple[str, str], direction: str) -> str:
-    """The id of a row."""
-    return f"{item.item_id}|{pair[0]}>{pair[1]}|{direction}"
-
-
 def layers_item(
     session: Session, item: Item, pair: tuple[str, str], directions: list[str]
 ) -> list[dict[str, Any]]:
@@ -59,24 +54,14 @@ def layers_item(
     low, high = (decision_run(engine, item, name, session.wording, names) for name in pair)
     rows = []
     for direction in directions:
-        recipient, donor = (high, low) if direction == "noise" else (low, high)
-        sign, base = (-1.0 if direction == "noise" else 1.0), recipient.score.total
+        recipient, donor, sign, about = row_of(item, pair, direction, (low, high))
+        base = recipient.score.total
         found = {site: patch_layers(engine, recipient, donor, site) for site in KINDS}
-        rows.append(
-            {
-                "id": row_id(item, pair, direction),
-                "item_id": item.item_id,
-                "task_id": item.task_id,
-                "direction": direction,
-                "from": pair[0],
-                "to": pair[1],
-                "delta": high.score.total - low.score.total,
-                "sites": {
-                    site: {str(layer): sign * (score.total - base) for layer, score in layers.items()}
-                    for site, layers in found.items()
-                },
-            }
-        )
+        effects = {
+            site: {str(layer): sign * (score.total - base) for layer, score in layers.items()}
+            for site, layers in found.items()
+        }
+        rows.append({**about, "sites": effects})
     return rows
 
 
