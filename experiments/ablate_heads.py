@@ -2,7 +2,7 @@
 
 A head set is frozen before task data are seen (by its score on random tokens, or by name). Its z is replaced at every
 position, prefix included, by a mean over the contexts of other items (or by zero). Controls: as many random heads of
-the same layers; heads that write as much and do not copy. Under the same interventions, what should stay: losses on
+the same layers; heads that write as much and score low. Under the same interventions, what should stay: losses on
 prose, code and random tokens, the reference action, Δsem. ablations.jsonl → tables: `experiments.ablation_tables`.
 """
 
@@ -36,7 +36,7 @@ N_SEQUENCES, LENGTH = 8, 32  # repeated random tokens: other ones than heads are
 
 def run(args: argparse.Namespace) -> Report:
     """Measure every item under every set, whole sets first, then derive the tables."""
-    session = open_session(args)
+    session = open_session(args, one_env=True)
     sets = head_sets(session, args)
     with_what = replacement(session, args)
     about = {**about_items(session), **about_sets(sets), "mean_reference": dict(with_what.about)}

@@ -1,7 +1,7 @@
 """The sets of heads that an ablation study takes out: none, the selected ones, and the controls of each.
 
 random      as many heads in each layer, drawn at random, none of them selected (`mech.controls`)
-strength    of about the same output norm and of low copying scores (`mech.strength`)
+strength    of about the same output norm and of low prefix-matching scores (`mech.strength`)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from experiments.find_heads import ranking
 from experiments.head_choice import choose_heads
 from experiments.options import Option, not_negative, positive, whole_numbers
 from experiments.session import Session
-from mech.controls import layer_matched
+from mech.controls import distinct_controls
 from mech.errors import InputError
 from mech.head_norms import head_norms
 from mech.heads import HeadSet
@@ -28,7 +28,10 @@ CONTROLS = Option(
     "controls", positive, 5, "random layer-matched control sets for each size; 20 for a p of 0.05"
 )
 STRENGTH = Option(
-    "strength-controls", not_negative, 0, "control sets of heads that write as much and do not copy"
+    "strength-controls",
+    not_negative,
+    0,
+    "control sets of heads that write as much and score low in prefix matching",
 )
 TRIES = 200  # draws in which the strength controls asked for must turn up
 
@@ -71,10 +74,11 @@ def head_sets(session: Session, args: argparse.Namespace) -> list[Ablated]:
     sets = [Ablated("none", "none", None)]
     for label, heads in selected:
         sets.append(Ablated(label, "selected", heads))
-        for index in range(args.controls):
-            rng = session.rng_for(f"control/{heads.sha256}/{index}")
-            control = layer_matched(heads, model.n_layers, model.n_heads, rng)
-            sets.append(Ablated(f"{label}/random{index}", "random", control.heads, control.displaced))
+        drawn = distinct_controls(heads, model.n_layers, model.n_heads, args.controls, session.rng_for)
+        sets += [
+            Ablated(f"{label}/random{index}", "random", control.heads, control.displaced)
+            for index, control in enumerate(drawn)
+        ]
         sets += [one for one in by_strength if one.label.startswith(f"{label}/")]
     return sets
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.compare_effects import SAME, patched_entry
 from experiments.find_heads import ALL_SCORES, ranking
 from experiments.item_pools import read_pool
 from experiments.options import ENV, ITEMS, ON_MODEL, PROBLEMS, RUNNING, SEED, WORDING, Report, Study
+from experiments.patch_screen import NO_SCREEN
 from experiments.patch_tables import z_effects
 from experiments.progress import progress
-from experiments.records import RunFolder, read_run
+from experiments.records import RunFolder
 from experiments.seeds import stream
 from experiments.session import Session, about_items, open_engine, open_run, read_wording, require_out
 from experiments.tables import frame_text, meter_text
@@ -30,7 +32,6 @@ from probes.suppressors import SUPPRESSORS, suppressors
 
 BY = "prefix_matching"  # what the other scores are compared with
 CONDITION = "neut"
-_SAME = ("env", "problems", "items", "wording", "seed")  # decide what the patched items' transcripts are
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -62,8 +63,13 @@ def copy_effects(args: argparse.Namespace) -> pd.DataFrame:
         InputError: nothing was patched there, on other items, or not from pre to neut.
     """
     effects = z_effects(require_out(args), "pre", CONDITION)
-    settings = read_run(args.out)["studies"].get("patch", {}).get("config", {})
-    for name in _SAME:
+    entry = patched_entry(args.out, ("pre", CONDITION))
+    settings = entry["config"]
+    if settings["screen"] != NO_SCREEN:
+        raise InputError(
+            f"The patches in {args.out} are of screened heads only: a ranking needs all of them."
+        )
+    for name in SAME:
         there, here = settings.get(name), STUDY.settings(args)[name]
         if there != here:
             raise InputError(

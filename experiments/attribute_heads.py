@@ -34,7 +34,7 @@ SCREEN = Option("screen", positive, 40, "heads that a screen would keep; what it
 
 def run(args: argparse.Namespace) -> Report:
     """Attribute and patch every item in both directions, then derive the tables."""
-    session = open_session(args)
+    session = open_session(args, one_env=True)
     with open_run(STUDY, args, session.model, about_items(session)) as folder:
         for item in progress(session.items, len(session.items), "attribute", args.quiet):
             done = folder.done_ids("attributions")

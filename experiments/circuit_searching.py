@@ -18,7 +18,9 @@ from experiments.circuit_values import Evaluations, ItemSet
 from experiments.find_heads import score_heads
 from experiments.seeds import derive
 from mech.circuits import Kind
+from mech.errors import InputError
 from mech.heads import Head, HeadSet
+from probes.circuit import require_delta
 from probes.circuit_search import Found, by_ranking, eliminate, greedy
 from probes.circuit_stability import agreement, best_first, jaccard, resampled, template_halves
 from probes.stats import RngFactory
@@ -82,7 +84,14 @@ def stability(search: Search, found: Mapping[str, Found], rng_for: RngFactory) -
         estimates; NaN where the ranking was not varied).
     """
     lines = []
+    nan = float("nan")
     for variation, label, varied, methods in _variations(search, rng_for):
+        if not _has_delta(
+            varied, rng_for, label
+        ):  # a part of the items whose difference is too small to share out
+            size = len(varied.training.items)
+            lines += [(name, variation, label, size, 0, False, nan, nan, nan) for name in methods]
+            continue
         for method in (name for name in METHODS if name in methods):
             other = varied.find(method)
             ranks = _agreement(search, varied, method, variation)
@@ -90,6 +99,15 @@ def stability(search: Search, found: Mapping[str, Found], rng_for: RngFactory) -
             lines.append((*about, jaccard(found[method].set, other.set), *ranks))
     columns = ["method", "variation", "label", "n_items", "k", "reached", "jaccard", "kendall", "spearman"]
     return pd.DataFrame(lines, columns=columns)
+
+
+def _has_delta(search: Search, rng_for: RngFactory, label: str) -> bool:
+    deltas = search.evaluations.deltas(search.training)
+    try:
+        require_delta(deltas.tolist(), search.training.tasks, rng_for(f"circuit/delta/{label}"), label)
+    except InputError:
+        return False
+    return True
 
 
 def _variations(search: Search, rng_for: RngFactory) -> list[tuple[str, str, Search, tuple[str, ...]]]:

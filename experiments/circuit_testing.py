@@ -11,7 +11,7 @@ import pandas as pd
 
 from experiments.circuit_values import Evaluations, ItemSet
 from mech.circuits import KINDS, Kind
-from mech.controls import Control, layer_matched
+from mech.controls import Control, distinct_controls
 from mech.heads import Head, HeadSet
 from mech.model import Model
 from probes.circuit import (
@@ -60,8 +60,7 @@ def random_sets(model: Model, heads: HeadSet, n: int, rng_for: RngFactory) -> li
     """Random sets with as many heads in each layer; none where more than half of all heads are selected."""
     if 2 * len(heads) > model.n_layers * model.n_heads:
         return []
-    draws = (rng_for(f"control/{heads.sha256}/{index}") for index in range(n))
-    return [layer_matched(heads, model.n_layers, model.n_heads, rng) for rng in draws]
+    return distinct_controls(heads, model.n_layers, model.n_heads, n, rng_for)
 
 
 def circuit_table(testing: Testing, tests: Sequence[ItemSet]) -> pd.DataFrame:

@@ -8,9 +8,12 @@ each ranking agrees with itself.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from experiments.options import OUT, SEED, Option, Report, Study
+from experiments.patch_heads import entry_name
 from experiments.patch_tables import z_effects
 from experiments.records import read_run
 from experiments.seeds import stream
@@ -32,7 +35,14 @@ def pair(text: str) -> tuple[str, str]:
 
 ONE = Option("one", pair, ("pre", "neut"), "the one difference: its conditions, FROM,TO")
 OTHER = Option("other", pair, ("neut", "fail"), "the other difference")
-WITH = Option("with", Path, None, "run folder in which the other difference was patched, if not --out")
+WITH = Option(
+    "with",
+    Path,
+    None,
+    "run folder in which the other difference was patched, if not --out",
+    presentation=True,
+)
+SAME = ("env", "problems", "items", "wording", "seed")  # decide what the patched items' transcripts are
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -43,21 +53,46 @@ def run(args: argparse.Namespace) -> Report:
     """
     out = require_out(args)
     elsewhere = vars(args)["with"] or out
-    model = read_run(out)["studies"]
-    weights = {entry["provenance"]["model"]["sha256"] for entry in model.values()}
-    weights |= {
-        entry["provenance"]["model"]["sha256"] for entry in read_run(elsewhere)["studies"].values()
-    } - {None}
-    if len(weights) > 1:
-        raise InputError(f"{out} and {elsewhere} hold effects of different weights: nothing to compare.")
+    entries = [patched_entry(out, args.one), patched_entry(elsewhere, args.other)]
+    require_same(entries[0], entries[1])
     effects = [z_effects(out, *args.one), z_effects(elsewhere, *args.other)]
     names = tuple(NAMES.get(each, "-".join(each)) for each in (args.one, args.other))
-    identity = next(iter(model.values()))["provenance"]["model"]
-    with open_folder(STUDY, args, identity) as folder:
+    identity = entries[0]["provenance"]["model"]
+    rows = {"one": entries[0]["config_hash"], "other": entries[1]["config_hash"]}
+    with open_folder(STUDY, args, identity, derived=rows) as folder:
         table = overlap(effects[0], effects[1], (names[0], names[1]), lambda name: stream(args.seed, name))
         folder.write_table("overlap", table)
         folder.finish({})
     return Report(f"{frame_text(table)}\nwritten to {out}")
+
+
+def patched_entry(path: Path, conditions: tuple[str, str]) -> dict[str, Any]:
+    """What run.json says of a finished patch of z at the candidate positions for this difference.
+
+    Raises:
+        InputError: there is none, or it has not come to its end.
+    """
+    entry = read_run(path)["studies"].get(entry_name(("z", "candidate", *conditions)))
+    if entry is None:
+        raise InputError(
+            f"The patches in {path} are not from {conditions[0]} to {conditions[1]}: run `backfire patch` so first."
+        )
+    if not entry["done"]:
+        raise InputError(f"The patches from {conditions[0]} to {conditions[1]} in {path} are not finished.")
+    found: dict[str, Any] = entry
+    return found
+
+
+def require_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Raise InputError where two patches are of other weights, or of items that may not be the same."""
+    if one["provenance"]["model"]["sha256"] != other["provenance"]["model"]["sha256"]:
+        raise InputError(
+            "The two differences were patched in models of different weights: nothing to compare."
+        )
+    for name in SAME:
+        here, there = one["config"][name], other["config"][name]
+        if here != there:
+            raise InputError(f"The two differences were patched under another {name} ({here} and {there}).")
 
 
 STUDY = Study(

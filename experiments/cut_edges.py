@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.ablating import BY
-from experiments.head_choice import ranked_sets
+from experiments.head_choice import displaced, ranked_sets
 from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive, whole_numbers
 from experiments.progress import progress
 from experiments.records import RunFolder
@@ -37,12 +37,13 @@ WITHOUT = "pre"
 
 def run(args: argparse.Namespace) -> Report:
     """Cut for every item, set of heads and kind of source, then derive the table."""
-    session = open_session(args)
+    session = open_session(args, one_env=True)
     everyone = {"all": ("selected", all_heads(session.model))}
     sets = {**everyone, **ranked_sets(session.model, args, session.rng_for)}
     about = {
         **about_items(session),
         "sets": {name: str(heads) for name, (_, heads) in sets.items() if name != "all"},
+        "displaced": displaced(sets),
     }
     derived = {"set_sha256": {name: heads.sha256 for name, (_, heads) in sets.items()}}
     with open_run(STUDY, args, session.model, about, derived) as folder:

@@ -26,7 +26,7 @@ from probes.scoring import decision_run
 
 def run(args: argparse.Namespace) -> Report:
     """Measure every item in both directions, then derive the table."""
-    session, pair = open_session(args), pair_of(args)
+    session, pair = open_session(args, one_env=True), pair_of(args)
     require_conditions(session, pair)
     with open_run(for_pair(STUDY, pair), args, session.model, about_items(session)) as folder:
         for item in progress(session.items, len(session.items), "direct", args.quiet):

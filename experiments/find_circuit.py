@@ -88,7 +88,7 @@ OUTSIDE = "held-out"
 
 def run(args: argparse.Namespace) -> Report:
     """Split, search, test, derive the tables."""
-    session = open_session(args)
+    session = open_session(args, one_env=True)
     source = vars(args)["from"]
     for name in (source, args.to):
         asks(

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from experiments.find_heads import ranking
-from mech.controls import layer_matched
+from mech.controls import control_stream, distinct_controls, layer_matched
 from mech.errors import InputError
 from mech.head_lists import read_head_list
 from mech.heads import HeadSet
@@ -47,7 +47,7 @@ def choose_heads(
     drawn = _RANDOM.fullmatch(spec)
     if drawn:
         heads = choose_heads(drawn[2], model, args, rng_for)
-        rng = rng_for(_stream_of(heads, int(drawn[1] or 0)))
+        rng = rng_for(control_stream(heads, int(drawn[1] or 0)))
         return layer_matched(heads, model.n_layers, model.n_heads, rng).heads
     if spec.startswith("not:"):
         named = choose_heads(spec.removeprefix("not:"), model, args, rng_for)
@@ -63,7 +63,9 @@ def ranked_sets(
 ) -> dict[str, tuple[str, HeadSet]]:
     """Label → (kind, heads): the best k heads for each of `args.k`, then `args.controls` random sets of their layers.
 
-    The ranking is computed or read once. `top16/random3` is the set that `random3:top:16` names.
+    The ranking is computed or read once. `top16/random3` is the set that `random3:top:16` names, or, where an earlier
+    draw gave the same set, another draw: the controls of a size differ from one another, so that p counts sets;
+    there are fewer where the model has no more.
 
     Raises:
         InputError: more heads are asked for than the model has, or none are left for a control.
@@ -73,16 +75,19 @@ def ranked_sets(
     for k in args.k:
         heads = top_heads(scores, k, args.by)
         sets[f"top{k}"] = ("selected", heads)
-        for draw in range(args.controls):
-            control = layer_matched(
-                heads, model.n_layers, model.n_heads, rng_for(_stream_of(heads, draw))
-            ).heads
-            sets[f"top{k}/random{draw}"] = ("random", control)
+        found = distinct_controls(heads, model.n_layers, model.n_heads, args.controls, rng_for)
+        sets.update({f"top{k}/random{draw}": ("random", one.heads) for draw, one in enumerate(found)})
     return sets
 
 
-def _stream_of(heads: HeadSet, draw: int) -> str:
-    return f"control/{heads.sha256}/{draw}"
+def displaced(sets: Mapping[str, tuple[str, HeadSet]]) -> dict[str, int]:
+    """Control → how many of its heads had to come from another layer than the ones that they stand for."""
+    out = {}
+    for label, (kind, heads) in sets.items():
+        if kind != "selected":
+            own, wanted = heads.per_layer(), sets[label.rpartition("/")[0]][1].per_layer()
+            out[label] = sum(max(0, len(those) - len(own.get(layer, ()))) for layer, those in wanted.items())
+    return {label: count for label, count in out.items() if count}
 
 
 def _plain(spec: str, model: Model, args: argparse.Namespace) -> HeadSet:

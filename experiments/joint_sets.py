@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.ablating import BY, REFERENCE, Replacement, replacement
-from experiments.head_choice import ranked_sets
+from experiments.head_choice import displaced, ranked_sets
 from experiments.options import (
     DELTA,
     ON_ITEMS,
@@ -78,6 +78,7 @@ def run(args: argparse.Namespace) -> Report:
     about = {
         **about_items(session),
         "sets": {label: str(heads) for label, (_, heads) in sets.items()},
+        "displaced": displaced(sets),
         "replacements": {how: dict(put.about) for how, put in puts.items()},
     }
     derived = {

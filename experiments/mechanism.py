@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.ablating import BY, REFERENCE
+from experiments.ablating import REFERENCE
 from experiments.demo import arguments, draw
 from experiments.durable import replace
 from experiments.mechanism_stages import Stage, stages
@@ -38,6 +38,7 @@ from experiments.tables import frame_text
 from experiments.workload import Work, peak_bytes, rate_of, sizes
 from mech.engine import MAX_NODES
 from mech.errors import InputError
+from probes.items import select_items
 
 logger = logging.getLogger(__name__)
 
@@ -61,27 +62,34 @@ DEFAULT_ITEMS = 24
 
 def run(args: argparse.Namespace) -> Report:
     """Plan; then every stage in turn, the table and the figures."""
-    if args.env == "all":
-        raise InputError("The mechanism is told for one environment at a time: choose --env.")
-    args = argparse.Namespace(**{**vars(args), "limit": args.limit or DEFAULT_ITEMS})
+    given = {**vars(args), "limit": args.limit or DEFAULT_ITEMS, "out": args.out or Path("runs/mechanism")}
+    args = argparse.Namespace(**given)
     steps = stages(args)
     plan = planned(args, steps)
     if args.plan:
         return Report(plan.text)
     logger.info("%s\n", plan.text)
     out = require_out(args)
-    took, failed = {}, []
+    took: dict[str, float] = {}
+    failed: dict[str, str] = {}
     for stage in steps:
         start = time.perf_counter()
         logger.info("== %s", stage.name)
-        report = stage.study.run(arguments(stage.study, {**vars(args), **stage.options}))
+        try:
+            report = stage.study.run(arguments(stage.study, {**vars(args), **stage.options}))
+        except InputError as reason:
+            if stage.needed:
+                raise
+            report = Report(f"not done: {reason}", ok=False)
         took[stage.name] = time.perf_counter() - start
         logger.info("%s\n== %s took %.0f s", report.text, stage.name, took[stage.name])
         if not report.ok:
-            failed.append(stage.name)
-    table = write(args, plan, took)
+            failed[stage.name] = (
+                report.text.splitlines()[-1] if report.text.startswith("not done") else "a check fails"
+            )
+    table = write(args, plan, took, failed)
     draw(out)
-    said = f"A check of {', '.join(failed)} does not behave (see above).\n" if failed else ""
+    said = "".join(f"{name}: {reason} (see above)\n" for name, reason in failed.items())
     where = f"{out / 'mechanism.csv'}, {out / 'mechanism.md'}, {out / 'figures'}"
     return Report(f"{markdown(table)}\n{said}{where}", ok=not failed)
 
@@ -108,7 +116,12 @@ class Plan:
 
 def planned(args: argparse.Namespace, steps: Sequence[Stage]) -> Plan:
     """The plan on this machine, now: the model is loaded, and one run is timed."""
-    session = open_session(args)
+    session = open_session(args, one_env=True)
+    for name in ("few", "deep"):
+        if len({item.task_id for item in select_items(session.items, limit=vars(args)[name])}) < 2:
+            raise InputError(
+                f"The stages of --{name} items need two tasks at least, for controls and intervals."
+            )
     found = sizes(session, session.items, ("pre", "neut", "fail"))
     rate = rate_of(session, session.items[0])
     lines = []
@@ -120,7 +133,9 @@ def planned(args: argparse.Namespace, steps: Sequence[Stage]) -> Plan:
     return Plan(table, peak_bytes(session.model, longest, MAX_NODES), session)
 
 
-def write(args: argparse.Namespace, plan: Plan, took: dict[str, float]) -> pd.DataFrame:
+def write(
+    args: argparse.Namespace, plan: Plan, took: dict[str, float], failed: dict[str, str]
+) -> pd.DataFrame:
     """mechanism.csv, mechanism.md and the suite's own entry of run.json, with what each stage took."""
     out = Path(args.out)
     with open_run(STUDY, args, plan.session.model, {}) as folder:
@@ -136,7 +151,9 @@ def write(args: argparse.Namespace, plan: Plan, took: dict[str, float]) -> pd.Da
         replace(out / "mechanism.md", markdown(table) + "\n")
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         expected = dict(zip(plan.table["stage"], plan.table["seconds"].round(1), strict=True))
-        folder.finish({"seconds": {**took}, "planned_seconds": expected, "peak_bytes": peak})
+        folder.finish(
+            {"seconds": took, "planned_seconds": expected, "peak_bytes": peak, "not_behaving": failed}
+        )
     return table
 
 
@@ -147,7 +164,6 @@ STUDY = Study(
     (
         *ON_MODEL,
         *ON_ITEMS,
-        BY,
         K,
         CONTROLS,
         ABLATION_CONTROLS,

@@ -39,12 +39,16 @@ PASSAGES = 1600.0  # tokens of the bundled prose and code, and of the random seq
 
 @dataclass(frozen=True)
 class Stage:
-    """One study with its options; `work` is what it does for these items."""
+    """One study with its options; `work` is what it does for these items.
+
+    Without a stage that is `needed` there is no table, and the suite stops; past others it goes on and says so.
+    """
 
     name: str
     study: Study
     options: Mapping[str, Any]
     work: Callable[[Sizes], Work]
+    needed: bool = False
 
 
 def stages(args: argparse.Namespace) -> list[Stage]:
@@ -54,18 +58,20 @@ def stages(args: argparse.Namespace) -> list[Stage]:
     n_sizes = len(k)
     copy, sem = ({"from": a, "to": b} for a, b in PAIRS.values())
     return [
-        Stage("probe", probe_items.STUDY, {"limit": many}, lambda s: _probe(s) * many),
+        Stage("probe", probe_items.STUDY, {"limit": many}, lambda s: _probe(s) * many, needed=True),
         Stage(
             "heads",
             find_heads.STUDY,
             {"scores": "all", "causal_sequences": 1, "top": _at_most(16, k)},
             lambda s: _heads(s, 1),
+            needed=True,
         ),
         Stage(
             "joint",
             joint_sets.STUDY,
             {"limit": many, "k": k, "controls": controls, "ablation_controls": args.ablation_controls},
             lambda s: _joint(s, n_sizes, controls, min(controls, args.ablation_controls)) * many,
+            needed=True,
         ),
         Stage(
             "patch copy",
@@ -87,6 +93,7 @@ def stages(args: argparse.Namespace) -> list[Stage]:
             ablate_heads.STUDY,
             {"limit": few, "k": k, "controls": args.ablated_controls, "strength_controls": 1},
             lambda s: _ablate(s, few) * (1 + n_sizes * (2 + args.ablated_controls)),
+            needed=True,
         ),
         Stage(
             "circuit",

@@ -62,10 +62,10 @@ def run(args: argparse.Namespace) -> Report:
     directions = ("noise", "denoise") if args.direction == "both" else (args.direction,)
     size = parse_screen(args.screen, group)
     require_defined(group, directions)
-    session = open_session(args)
+    session = open_session(args, one_env=True)
     require_conditions(session, pair_of(args))
     scores, source = ranking(session.model, args.out, args.seed)
-    sets = {f"top{k}": top_heads(scores, k) for k in args.k if k <= len(scores)}
+    sets = {f"top{k}": top_heads(scores, k) for k in args.k}
     about = {**about_items(session), "head_scores": source, "sets": {name: str(sets[name]) for name in sets}}
     derived = {"set_sha256": {name: heads.sha256 for name, heads in sets.items()}}
     skipped: dict[str, str] = {}

@@ -25,7 +25,7 @@ from experiments.records import RunFolder
 from experiments.session import Session, about_items, open_run, open_session
 from experiments.tables import frame_text, meter_text
 from mech.capture import everything_names
-from mech.controls import layer_matched
+from mech.controls import distinct_controls
 from mech.engine import Run
 from mech.errors import InputError
 from mech.heads import HeadSet
@@ -60,7 +60,7 @@ class Paths:
 
 def run(args: argparse.Namespace) -> Report:
     """Cut the path for every item and set of senders, then derive the table."""
-    session, pair = open_session(args), pair_of(args)
+    session, pair = open_session(args, one_env=True), pair_of(args)
     require_conditions(session, pair)
     paths = choose(session, args)
     sharing = sharing_keys(session.model, paths.receivers)
@@ -127,9 +127,8 @@ def choose(session: Session, args: argparse.Namespace) -> Paths:
         "all": ("selected", all_heads(model)),
     }
     displaced = {}
-    for draw in range(args.controls):
-        rng = session.rng_for(f"control/{chosen.sha256}/{draw}")
-        control = layer_matched(chosen, model.n_layers, model.n_heads, rng)
+    drawn = distinct_controls(chosen, model.n_layers, model.n_heads, args.controls, session.rng_for)
+    for draw, control in enumerate(drawn):
         senders[f"random{draw}"] = ("random", control.heads)
         if control.displaced:
             displaced[f"random{draw}"] = control.displaced

@@ -83,7 +83,7 @@ class Placebos:
 
 def run(args: argparse.Namespace) -> Report:
     """Measure every part on every item, then judge."""
-    session = open_session(args)
+    session = open_session(args, one_env=True)
     if len({item.task_id for item in session.items}) < 2:
         raise InputError("Placebos need items of two tasks at least: one task gives no interval.")
     scores, source = ranking(session.model, args.out, args.seed, args.by)

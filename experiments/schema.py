@@ -149,7 +149,7 @@ DIRECT = (
     *("direction", "kind", "layer", "head", "total_share", "total_lo", "total_hi", "total_nats"),
     *("direct_share", "direct_lo", "direct_hi", "direct_nats"),
     *("indirect_share", "indirect_lo", "indirect_hi", "indirect_nats"),
-    *("role", "n", "n_clusters", "flagged", "from", "to"),
+    *("role", "n", "n_clusters", "flagged", "p", "p_holm", "from", "to"),
 )
 # site: mlp_out, or resid_pre, whose last layer is what the final norm reads.
 LAYERS = (

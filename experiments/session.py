@@ -95,10 +95,20 @@ def open_engine(args: argparse.Namespace) -> Engine:
     return Engine(open_model(args), cache_dir=args.cache, slow=args.engine == "reference")
 
 
-def open_session(args: argparse.Namespace) -> Session:
-    """The place to write, items and wording first (a mistake there costs nothing), then the model."""
+def open_session(args: argparse.Namespace, one_env: bool = False) -> Session:
+    """The place to write, items and wording first (a mistake there costs nothing), then the model.
+
+    Raises:
+        InputError: as `read_items`; with `one_env`, the items are of two environments: a table that pools them would
+            mix their effects, and take tasks of the same name for one.
+    """
     require_out(args)
     items = read_items(args)
+    envs = sorted({item.env for item in items})
+    if one_env and len(envs) > 1:
+        raise InputError(
+            f"These tables are of one environment, not of {' and '.join(envs)}: choose --env, or an item file of one."
+        )
     wording = read_wording(args)
     return Session(open_engine(args), items, wording, lambda name: stream(args.seed, name))
 

@@ -5,12 +5,16 @@ Layers matter: any sixteen late heads move logits more than sixteen early ones, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
+
+TRIES = 50
+"""Draws in which a control unlike the earlier ones must turn up."""
 
 
 @dataclass(frozen=True)
@@ -52,3 +56,34 @@ def layer_matched(selected: HeadSet, n_layers: int, n_heads: int, rng: np.random
         free[nearest].remove(head)
         drawn.append(Head(nearest, head))
     return Control(HeadSet(drawn), len(lacking))
+
+
+def control_stream(selected: HeadSet, draw: int, attempt: int = 0) -> str:
+    """The name of the stream of a control draw."""
+    return f"control/{selected.sha256}/{draw}" + (f"/{attempt}" if attempt else "")
+
+
+def distinct_controls(
+    selected: HeadSet, n_layers: int, n_heads: int, count: int, rng_for: Callable[[str], np.random.Generator]
+) -> list[Control]:
+    """That many layer-matched controls, no two the same, as p counts sets; fewer where no more turn up.
+
+    Args:
+        selected: what is controlled.
+        n_layers: of the model.
+        n_heads: a layer.
+        count: how many.
+        rng_for: gives the streams that `control_stream` names.
+
+    Raises:
+        InputError: as `layer_matched`.
+    """
+    found: dict[str, Control] = {}
+    for draw in range(count):
+        for attempt in range(TRIES):
+            rng = rng_for(control_stream(selected, draw, attempt))
+            control = layer_matched(selected, n_layers, n_heads, rng)
+            if control.heads.sha256 not in found:
+                found[control.heads.sha256] = control
+                break
+    return list(found.values())

@@ -58,7 +58,7 @@ def patch_heads(
     """
     model = engine.model
     model.require_eval_mode()
-    chosen = (heads or all_heads(model)).check(model.n_layers, model.n_heads)
+    chosen = (all_heads(model) if heads is None else heads).check(model.n_layers, model.n_heads)
     z = donor_z(model, recipient, donor)
     own = stacked(recipient, model, "attn.hook_z")
     changed = [h for h in chosen if not torch.equal(z[h.layer, :, h.head], own[h.layer, :, h.head])]

@@ -101,7 +101,7 @@ def patch_patterns(
     model = engine.model
     model.require_eval_mode()
     require_pair(recipient, donor)
-    chosen = (heads or all_heads(model)).check(model.n_layers, model.n_heads)
+    chosen = (all_heads(model) if heads is None else heads).check(model.n_layers, model.n_heads)
     theirs, own = carried(model, recipient, donor, columns), by_layer(recipient, model, "attn.hook_pattern")
     changed = [h for h in chosen if not torch.equal(theirs[h.layer][h.head], own[h.layer][h.head])]
     scores = {head: recipient.score for head in chosen}

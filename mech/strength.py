@@ -1,4 +1,4 @@
-"""Matched-strength control sets: heads that write as much as the selected ones and do not copy.
+"""Matched-strength control sets: heads that write as much as the selected ones and hardly match prefixes.
 
     eligible    not selected, and below the median of all heads in every score given: prefix matching, where nothing
                 else selected (below the median in `copying` as well is as good as random: half of all heads are at 0)

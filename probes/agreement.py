@@ -22,11 +22,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
-from scipy.stats import hypergeom, rankdata
+from scipy.stats import rankdata
 
 from mech.errors import InputError
 from probes.effects import by_item, rectangle, require
-from probes.ranks import places_by_value, ratio
+from probes.ranks import chance_jaccard, places_by_value, ratio
 from probes.stats import N_DRAWS, RngFactory
 
 AGREEMENT = (
@@ -90,7 +90,7 @@ def agreement(
         counts = (len(table), n_clusters, sums.shape[1])
         for (name, statistic, k), estimates in found.items():
             cells = _interval(float(estimates[0]), drawn[name, statistic, k], n_clusters)
-            chance = _chance(k, sums.shape[1]) if k else 0.0
+            chance = chance_jaccard(k, sums.shape[1]) if k else 0.0
             lines.append((direction, name, statistic, k or math.nan, *cells[:3], chance, *counts, cells[3]))
     return pd.DataFrame(lines, columns=list(AGREEMENT))
 
@@ -165,12 +165,6 @@ def _blocks(n: int, width: int) -> Iterator[slice]:
     step = max(1, _MAX_CELLS // width)
     for start in range(0, n, step):
         yield slice(start, min(n, start + step))
-
-
-def _chance(k: int, n_heads: int) -> float:
-    """Expected Jaccard index of two random sets of k heads."""
-    common = np.arange(k + 1)
-    return float((hypergeom.pmf(common, n_heads, k, k) * common / (2 * k - common)).sum())
 
 
 def _interval(

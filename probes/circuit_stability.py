@@ -24,27 +24,41 @@ from probes.ranks import spearman
 def split_tasks(
     items: Sequence[Item], held_out: float, rng: np.random.Generator
 ) -> tuple[list[Item], list[Item]]:
-    """Training and held-out items, in their order: whole tasks go to one side.
+    """Training and held-out items, in their order: whole tasks go to one side, and tasks of one goal together.
 
     Args:
         items: decision points of at least two tasks.
         held_out: share of the tasks to hold out, between 0 and 1; at least one task stays on each side.
-        rng: draws the tasks.
+        rng: draws the groups of tasks.
 
     Raises:
         InputError: fewer than two tasks, or a share that is not between 0 and 1.
     """
     if not 0 < held_out < 1:
         raise InputError(f"The share of tasks held out lies between 0 and 1: {held_out:g} does not.")
-    tasks = sorted({(item.env, item.task_id) for item in items})
-    if len(tasks) < 2:
-        raise InputError(f"Items of {len(tasks)} task cannot be split into training and held-out tasks.")
-    count = min(max(round(held_out * len(tasks)), 1), len(tasks) - 1)
-    out = {tasks[at] for at in rng.permutation(len(tasks))[:count]}
+    group = _groups(items)
+    names = sorted(set(group.values()))
+    if len(names) < 2:
+        raise InputError(f"Items of {len(names)} task cannot be split into training and held-out tasks.")
+    count = min(max(round(held_out * len(names)), 1), len(names) - 1)
+    out = {names[at] for at in rng.permutation(len(names))[:count]}
     sides: tuple[list[Item], list[Item]] = ([], [])
     for item in items:
-        sides[(item.env, item.task_id) in out].append(item)
+        sides[group[item.env, item.task_id] in out].append(item)
     return sides
+
+
+def _groups(items: Iterable[Item]) -> dict[tuple[str, str], tuple[str, str]]:
+    """Task → the first of the tasks with which it shares a goal, by a chain of shared goals if need be."""
+    group: dict[tuple[str, str], tuple[str, str]] = {}
+    by_goal: dict[str, tuple[str, str]] = {}
+    for item in sorted(items, key=lambda one: (one.env, one.task_id)):
+        task = (item.env, item.task_id)
+        group.setdefault(task, task)
+        other = group[by_goal.setdefault(item.goal, task)]
+        old = group[task]
+        group = {name: min(old, other) if first in (old, other) else first for name, first in group.items()}
+    return group
 
 
 def untouched(items: Iterable[Item], training: Iterable[Item]) -> list[Item]:

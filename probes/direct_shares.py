@@ -4,9 +4,9 @@
     direct     only what it writes itself reaches the logits changed, the final norm's scale held (`mech.direct_effect`)
     indirect   total − direct: what later parts make of the change
 
-    role       of the direct effect: `carries` where its whole interval is above 0, `holds back` where it is below 0 (a
-               copy suppressor: McDougall et al. 2023, arXiv:2310.04625), empty where it holds 0, or where there are
-               fewer than MIN_TASKS tasks, whose interval says little
+    role       of the direct effect: `carries` where it is above 0 with p_holm < 0.05, `holds back` where it is below (a
+               copy suppressor: McDougall et al. 2023, arXiv:2310.04625), else empty. The Holm family is all heads (or
+               all MLPs) of a direction. C tasks allow no p below 2^(1−C): with 270 heads a role takes 14 tasks.
 
 Later heads may undo what an earlier one lacks (self-repair: McGrath et al. 2023, arXiv:2307.15771): in noising the
 direct effect then exceeds the total one. Shares are ratios of means over items; clusters are tasks.
@@ -14,18 +14,19 @@ direct effect then exceeds the total one. Shares are ratios of means over items;
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
 from mech.errors import InputError
-from probes.effects import MIN_DELTA, head_shares
-from probes.stats import N_DRAWS, RngFactory
+from probes.effects import MIN_DELTA, by_item, head_shares, rectangle
+from probes.stats import N_DRAWS, RngFactory, cluster_ratios, holm
 
-MIN_TASKS = 5
+ALPHA = 0.05
 QUANTITIES = ("total", "direct", "indirect")
 DIRECT = (
     "direction", "kind", "layer", "head",
     *(f"{name}_{cell}" for name in QUANTITIES for cell in ("share", "lo", "hi", "nats")),
-    "role", "n", "n_clusters", "flagged",
+    "role", "n", "n_clusters", "flagged", "p", "p_holm",
 )  # fmt: skip
 
 _NEEDED = ("item_id", "task_id", "direction", "kind", "layer", "head", "delta", "total_nats", "direct_nats")
@@ -39,7 +40,7 @@ def direct_shares(
     Args:
         rows: item_id, task_id, direction, kind (head | mlp), layer, head (empty for an MLP), delta, total_nats,
             direct_nats: effects with the sign of the direction, in nats.
-        rng_for: gives the streams `KIND/QUANTITY/share/DIRECTION`.
+        rng_for: gives the streams `KIND/QUANTITY/share/DIRECTION` and `KIND/direct/p/DIRECTION`.
         n_draws: bootstrap draws.
         min_delta: a mean |delta| below this is too small to divide by.
 
@@ -72,12 +73,33 @@ def direct_shares(
             ):
                 table[f"{quantity}_{cell}"] = found[column]
             table["flagged"] |= found["flagged"]
+        keys = list(zip(table["direction"], table["layer"], table["head"], strict=True))
+        for name, values in zip(("p", "p_holm"), _p_values(plain, rng_for, str(kind), n_draws), strict=True):
+            table[name] = [float(values[key]) for key in keys]
         number = table["head"].astype("Int64")
         tables.append(table.assign(kind=kind, head=number if kind == "head" else number.mask(number.notna())))
     whole = pd.concat(tables, ignore_index=True)
-    enough = whole["n_clusters"] >= MIN_TASKS
-    role = pd.Series("", index=whole.index).mask(enough & (whole["direct_lo"] > 0), "carries")
-    return whole.assign(role=role.mask(enough & (whole["direct_hi"] < 0), "holds back"))[list(DIRECT)]
+    sure = (whole["p_holm"] < ALPHA) & whole["direct_share"].notna()
+    role = pd.Series("", index=whole.index).mask(sure & (whole["direct_nats"] > 0), "carries")
+    return whole.assign(role=role.mask(sure & (whole["direct_nats"] < 0), "holds back"))[list(DIRECT)]
+
+
+def _p_values(
+    effects: pd.DataFrame, rng_for: RngFactory, kind: str, n_draws: int
+) -> tuple[pd.Series, pd.Series]:
+    """(direction, layer, head) → p of the mean direct effect, and the same corrected over its direction."""
+    plain: dict[tuple[object, ...], float] = {}
+    corrected: dict[tuple[object, ...], float] = {}
+    for direction, group in effects.groupby("direction", sort=True):
+        table = rectangle(group, ["layer", "head"], "direct_nats")
+        numbers = table.to_numpy(float)
+        tasks = by_item(group, table.index)["task_id"]
+        rng = rng_for(f"{kind}/direct/p/{direction}")
+        p = [one.p for one in cluster_ratios(numbers, np.ones_like(numbers), tasks, rng, n_draws)]
+        keys = [(direction, layer, head) for layer, head in table.columns]
+        plain.update(zip(keys, p, strict=True))
+        corrected.update(zip(keys, holm(p).tolist(), strict=True))
+    return pd.Series(plain), pd.Series(corrected)
 
 
 def _named(rng_for: RngFactory, prefix: str) -> RngFactory:

@@ -29,7 +29,7 @@ DOSE = (
     *("n", "n_clusters", "flagged"),
 )
 CONTROLS = ("random", "strength")
-"""Kinds of control: random heads of the same layers; heads that write as much and do not copy (`mech.strength`)."""
+"""Kinds of control: random heads of the same layers; heads that write as much and score low (`mech.strength`)."""
 KINDS = ("none", "selected", *CONTROLS)
 
 _ROW = ("set", "kind", "k", "item_id", "task_id", "measure", "value")

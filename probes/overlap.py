@@ -7,6 +7,7 @@ With c_h and s_h the mean effect (nats) of head h on the one difference and on t
     reliability    of one difference: its tasks are split in halves at random and the halves' mean effects correlated
                    (Spearman), mean over splits; near 0 its heads cannot be told from noise, and no overlap means much
     beyond_zero    of one difference: share of heads whose 95 % interval leaves 0 out; by chance alone about 0.05
+                   with ten tasks or more, and more with fewer, where `chance` is left empty
 
 `chance` is what unrelated rankings give. Intervals: 95 % percentile cluster bootstrap, tasks drawn with their items,
 both differences in the same draw; for a reliability, the middle 95 % of the splits. A reliability is that of half of
@@ -21,17 +22,17 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
-from scipy.stats import hypergeom
 
 from mech.errors import InputError
 from probes.effects import DIRECTIONS, by_item, rectangle, require
-from probes.ranks import places_by_value, spearman
+from probes.ranks import chance_jaccard, places_by_value, spearman
 from probes.stats import N_DRAWS, RngFactory, cluster_ratios
 
 OVERLAP = ("direction", "statistic", "of", "k", "estimate", "ci_lo", "ci_hi", "chance", "n", "n_clusters")
 TOP = (4, 8, 16, 32)
 N_SPLITS = 200
 BY_CHANCE = 0.05  # intervals of 95 %
+ENOUGH = 10  # tasks from which on percentile intervals are about as wide as they say
 
 _HEAD = ["layer", "head"]
 _Clusters = Float[np.ndarray, "cluster head"]
@@ -79,7 +80,8 @@ def overlap(
             splits = _reliability(clusters, rng_for(f"reliability/{direction}/{name}"))
             lines.append((direction, "reliability", name, math.nan, *splits, 0.0, *counts))
             beyond = _beyond_zero(table, tasks, rng_for(f"beyond zero/{direction}/{name}"), n_draws)
-            cells = (beyond, math.nan, math.nan, BY_CHANCE)
+            chance = BY_CHANCE if counts[1] >= ENOUGH else math.nan
+            cells = (beyond, math.nan, math.nan, chance)
             lines.append((direction, "beyond_zero", name, math.nan, *cells, *counts))
     return pd.DataFrame(lines, columns=list(OVERLAP))
 
@@ -111,7 +113,13 @@ def _agreement(
     ]
     for k in [k for k in top if 1 <= k <= n_heads]:
         found.append(
-            ("jaccard", float(k), float(_jaccard(one, other, k)[0]), _jaccard(a, b, k), _chance(k, n_heads))
+            (
+                "jaccard",
+                float(k),
+                float(_jaccard(one, other, k)[0]),
+                _jaccard(a, b, k),
+                chance_jaccard(k, n_heads),
+            )
         )
     lines: list[tuple[object, ...]] = []
     for statistic, size, estimate, draws, chance in found:
@@ -125,12 +133,6 @@ def _jaccard(
 ) -> Float[np.ndarray, " draw"]:
     common = ((places_by_value(one) < k) & (places_by_value(other) < k)).sum(axis=1)
     return common / (2 * k - common)
-
-
-def _chance(k: int, n_heads: int) -> float:
-    """Expected Jaccard index of two random sets of k heads."""
-    common = np.arange(k + 1)
-    return float((hypergeom.pmf(common, n_heads, k, k) * common / (2 * k - common)).sum())
 
 
 def _reliability(clusters: _Clusters, rng: np.random.Generator) -> tuple[float, float, float]:

@@ -15,8 +15,9 @@ from mech.heads import HeadSet
 from mech.pattern_patching import patch_pattern_sets, patch_patterns, pattern_names
 from mech.queries import Score
 from mech.site_patching import PATCH_SITES, Part, patch_part_sets, patch_parts, site_names
+from probes.conditions import AS_LONG_AS
 from probes.items import Item
-from probes.patch_pairs import pattern_columns, shared_positions
+from probes.patch_pairs import LengthMismatch, pattern_columns, shared_positions
 from probes.scoring import asks, system_length
 from probes.wording import Wording
 
@@ -63,6 +64,11 @@ class PatchTask:
         runs = []
         for condition in (source, target):
             [ask] = asks(model, item, [condition], wording, ["failed"])
+            if ask.length_mismatch and AS_LONG_AS.get(condition) in (source, target):
+                raise LengthMismatch(
+                    f"{condition} of item {item.item_id} is {ask.length_mismatch:+d} tokens off the length of "
+                    f"{AS_LONG_AS[condition]}."
+                )
             shared = min(system_length(model, item), len(ask.query.prompt) - 1)
             runs.append(engine.run(ask.query, keep, shared, {at: positions} if positions else None))
         return cls(item, group, runs[0], runs[1], positions, wording)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.stats import rankdata
+from scipy.stats import hypergeom, rankdata
 
 
 def places(values: Float[np.ndarray, "row unit"]) -> Int[np.ndarray, "row unit"]:
@@ -39,3 +39,9 @@ def recall(
 def ratio(top: Float[np.ndarray, "*row"], bottom: Float[np.ndarray, "*row"]) -> Float[np.ndarray, "*row"]:
     """Elementwise top / bottom, NaN where bottom is not above 0."""
     return np.divide(top, bottom, out=np.full(top.shape, np.nan), where=bottom > 0)
+
+
+def chance_jaccard(k: int, n_units: int) -> float:
+    """Expected |A ∩ B| / |A ∪ B| of two random sets of k among n_units."""
+    common = np.arange(k + 1)
+    return float((hypergeom.pmf(common, n_units, k, k) * common / (2 * k - common)).sum())

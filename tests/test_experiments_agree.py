@@ -11,7 +11,7 @@ import pytest
 
 from experiments import schema
 from experiments.find_heads import score_heads
-from experiments.patch_heads import long_effects
+from experiments.patch_tables import long_effects
 from mech.engine import Engine
 from mech.errors import InputError
 from mech.induction import SCORES

@@ -99,7 +99,7 @@ def test_the_whole_suite_runs_resumes_and_ends_in_one_table(shell: Shell) -> Non
     dump_items([replace(one, meta={**one.meta, **FAR}) for one in ITEMS[:3]], shell.items)
     said = shell("mechanism", *words)
     # A model of random weights is dead: the placebos say so, and the suite is done all the same.
-    assert said.code == 1 and not said.err and any("placebo does not behave" in line for line in said.out)
+    assert said.code == 1 and not said.err and any("placebo: a check fails" in line for line in said.out)
     table = shell.table("mechanism")
     assert tuple(table.columns) == COLUMNS
     assert set(zip(table["method"], table["where"], strict=True)) == set(NAMES) - {

@@ -104,6 +104,8 @@ def test_a_redrawn_model_has_the_architecture_and_none_of_the_weights(
         assert torch.equal(drawn[name], again[name])
         both = torch.stack([weights[name].detach().flatten(), drawn[name].detach().flatten()])
         assert abs(float(torch.corrcoef(both)[0, 1])) < 0.2
+    third = dict(other.bridge.original_model.named_parameters())
+    assert not any(torch.equal(drawn[name], third[name]) for name in matrices)
     assert one.identity.sha256 == same.identity.sha256
     assert len({model.identity.sha256, one.identity.sha256, other.identity.sha256}) == 3
     assert one.identity.n_parameters == model.identity.n_parameters and "re-drawn" in one.identity.name

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mech.controls import layer_matched
+from mech.controls import distinct_controls, layer_matched
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 
@@ -72,3 +72,15 @@ def test_half_of_the_heads_can_be_matched_and_no_more() -> None:
 def test_a_head_that_does_not_exist_has_no_control() -> None:
     with pytest.raises(InputError, match="L9H0 does not exist"):
         draw(HeadSet([Head(9, 0)]))
+
+
+def test_controls_of_a_set_differ_and_there_are_fewer_where_the_model_has_no_more() -> None:
+    selected = HeadSet([Head(0, 0), Head(0, 1)])
+    found = distinct_controls(
+        selected, 1, 5, 20, lambda name: np.random.default_rng(len(name) + ord(name[-1]))
+    )
+    # Three heads are left in the layer: three pairs of them.
+    assert len({control.heads for control in found}) == len(found) == 3
+    assert distinct_controls(selected, 1, 5, 2, lambda name: np.random.default_rng(0))[:1] == [
+        layer_matched(selected, 1, 5, np.random.default_rng(0))
+    ]

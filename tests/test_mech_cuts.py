@@ -11,12 +11,13 @@ import torch
 
 from mech import reference
 from mech.capture import everything_names
+from mech.changes import score_changes
 from mech.engine import Engine
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.hooks import HookMissed, Placement, edit_hooks, hooked
 from mech.interventions import NOTHING, Cut, Intervention, cut_edges, scale_heads
-from mech.patching import all_heads
+from mech.patching import all_heads, sweep_names
 from mech.queries import Query
 from tests.mech_cases import (
     ACTION,
@@ -199,3 +200,18 @@ def test_cuts_on_the_real_model(smollm2: Any) -> None:
     found = Engine(smollm2).score(queries)
     assert_scores(found, reference.score(smollm2, queries), FP32 * 4)
     assert abs(found[1].total - found[0].total) > VISIBLE
+
+
+def test_changes_side_by_side_act_at_the_candidate_positions_and_hide_what_stands_before_them(
+    tiny_folder: FolderFactory,
+) -> None:
+    engine = Engine(tiny_model(tiny_folder, "llama"))
+    run = engine.run(QUERY, sweep_names(engine.model), shared=0)
+    heads, start = HeadSet([Head(1, 0)]), QUERY.candidate.start
+    last = score_changes(engine, run, [cut_edges(heads, (start - 1,))])
+    assert last[0].total != run.score.total
+    with pytest.raises(InputError, match="before the candidate positions"):
+        score_changes(engine, run, [cut_edges(heads, (start,))])
+    for where in ("all", (start,)):
+        with pytest.raises(InputError, match="candidate positions only"):
+            score_changes(engine, run, [scale_heads(heads, 0.5, where)])

@@ -93,3 +93,14 @@ def test_off_target_changes_are_paired_and_equivalent_only_inside_the_bound() ->
 
 def test_the_columns_are_the_schemas() -> None:
     assert TABLES["carried"] == CARRIED and TABLES["carried_offtarget"] == OFF_TARGET
+
+
+def test_controls_belong_to_the_set_they_are_named_after() -> None:
+    """`top1` is no beginning of `top16/random0` that counts; nor does an equal share count as less."""
+    few = rows().query("kind != 'strength'")
+    more = few.assign(set=few["set"].str.replace("top4", "top44"), k=44, effect_nats=few["effect_nats"] - 1)
+    table = carried(pd.concat([few, more]), rng_for, DRAWS).set_index("set")
+    assert (table["n_controls"] == 2).all() and table.loc["top4", "control_hi"] == pytest.approx(0.2)
+    equal = few.assign(effect_nats=5.0)
+    [line] = carried(equal, rng_for, DRAWS).to_dict("records")
+    assert line["percentile"] == 0.0 and line["p"] == 1.0
