@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> Report:
     effects = [z_effects(out, *args.one), z_effects(elsewhere, *args.other)]
     names = tuple(NAMES.get(each, "-".join(each)) for each in (args.one, args.other))
     identity = entries[0]["provenance"]["model"]
-    rows = {"one": entries[0]["config_hash"], "other": entries[1]["config_hash"]}
+    rows = {"patched": [entry["config_hash"] for entry in entries]}
     with open_folder(STUDY, args, identity, derived=rows) as folder:
         table = overlap(effects[0], effects[1], (names[0], names[1]), lambda name: stream(args.seed, name))
         folder.write_table("overlap", table)

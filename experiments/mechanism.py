@@ -47,9 +47,14 @@ CONTROLS = Option("controls", positive, 20, "random layer-matched sets of each s
 ABLATION_CONTROLS = Option(
     "ablation-controls", positive, 5, "the same under mean, resample and zero ablation"
 )
-ABLATED_CONTROLS = Option("ablated-controls", positive, 3, "the same under mean ablation at all positions")
-DEEP = Option("deep", positive, 12, "items on which every head is patched, for Δcopy and for Δsem")
-FEW = Option("few", positive, 4, "items of the further stages: edges, sites, paths, all positions, placebos")
+ABLATED_CONTROLS = Option("ablated-controls", positive, 2, "the same under mean ablation at all positions")
+DEEP = Option(
+    "deep",
+    positive,
+    8,
+    "items on which every head is patched, for Δcopy and Δsem, or all positions are ablated",
+)
+FEW = Option("few", positive, 4, "items of the further stages: edges, sites, layers, paths, placebos")
 PLAN = Option(
     "plan",
     lambda text: text == "yes",

@@ -91,8 +91,8 @@ def stages(args: argparse.Namespace) -> list[Stage]:
         Stage(
             "ablate",
             ablate_heads.STUDY,
-            {"limit": few, "k": k, "controls": args.ablated_controls, "strength_controls": 1},
-            lambda s: _ablate(s, few) * (1 + n_sizes * (2 + args.ablated_controls)),
+            {"limit": deep, "k": k, "controls": args.ablated_controls},
+            lambda s: _ablate(s, deep) * (1 + n_sizes * (1 + args.ablated_controls)),
             needed=True,
         ),
         Stage(
