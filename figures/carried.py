@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 
 from figures import style
-from figures.layout import LINE, arms, handles_of, page_name
+from figures.layout import LINE, arms, handles_of, page_name, span
 from figures.load import MissingTable, read_table
 
 TITLES = {
@@ -45,15 +45,20 @@ def draw_carried(run: Path) -> list[Path]:
 def _draw_page(rows: pd.DataFrame, env: str, run: Path, name: str) -> list[Path]:
     methods = [method for method in TITLES if method in set(rows["method"])]
     n_rows = -(-len(methods) // 3)
+    draws = (
+        span(rows.loc[rows["controls"] == "random", "n_controls"])
+        if "random" in set(rows["controls"])
+        else ""
+    )
     with style.styled():
         figure, panels = style.new_figure(2.1 * n_rows + 0.9, n_rows, 3, sharex=True)
         for axes, method in zip(panels, methods, strict=False):
             part = rows[rows["method"] == method]
-            _draw_panel(axes, part, method)
+            _draw_panel(axes, part, method, f"random, layer-matched (mean, range of {draws} draws)")
         for axes in panels[len(methods) :]:
             axes.set_visible(False)
         for axes in panels[-3:]:
-            axes.set_xlabel("number of heads k (log scale)")
+            axes.set_xlabel("heads k (log scale)")
         handles = handles_of(panels[: len(methods)])
         title = f"{env}, {int(rows['n'].max())} items: share of Δcopy"
         figure.suptitle(title, x=0.01, ha="left", fontsize=10)
@@ -61,12 +66,11 @@ def _draw_page(rows: pd.DataFrame, env: str, run: Path, name: str) -> list[Path]
         return style.save(figure, rows, run, name)
 
 
-def _draw_panel(axes: Axes, part: pd.DataFrame, method: str) -> None:
+def _draw_panel(axes: Axes, part: pd.DataFrame, method: str, label: str) -> None:
     style.zero_line(axes)
     axes.axhline(1, color=style.TOTAL, linestyle=(0, (4, 3)), linewidth=0.8, zorder=1)
     controls = part[part["controls"] == "random"].sort_values("k")
     if not controls.empty:
-        label = f"random, layer-matched (mean, range of {int(controls['n_controls'].max())} draws)"
         axes.fill_between(
             controls["k"], controls["control_lo"], controls["control_hi"], color=style.RANDOM, alpha=0.3, lw=0
         )

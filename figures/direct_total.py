@@ -20,7 +20,7 @@ from figures.load import DIRECTIONS, MissingTable, read_table, refuse_doubles
 
 TITLES = {"denoise": "Denoising (sufficiency)", "noise": "Noising (necessity)"}
 _LOOKS = {
-    "": ("interval holds 0, or few tasks", style.OTHER, "o", 9),
+    "": ("not told from 0 (Holm over heads)", style.OTHER, "o", 9),
     "carries": ("carries Δcopy", style.SELECTED, "D", 20),
     "holds back": ("holds copying back", style.SEM, "v", 24),
 }
