@@ -22,6 +22,7 @@ from jaxtyping import Float
 
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
+from probes.dose import among
 from probes.effects import MIN_DELTA
 from probes.stats import N_DRAWS, Interval, cluster_bootstrap, cluster_ratios
 
@@ -86,13 +87,8 @@ def pooled(effects: Float[np.ndarray, "item set"], deltas: Float[np.ndarray, " i
 
 def against_random(share: float, controls: Sequence[float]) -> Against:
     """A share against those of random sets: the percentage of them below it, and the one-sided p."""
-    known = len(controls) > 0 and not math.isnan(share) and not any(map(math.isnan, controls))
-    if not known:
-        return Against(math.nan, math.nan, math.nan, len(controls))
-    below = sum(control < share for control in controls)
-    as_much = sum(control >= share for control in controls)
-    n = len(controls)
-    return Against(math.fsum(controls) / n, 100 * below / n, (as_much + 1) / (n + 1), n)
+    mean, _, _, n, p, percentile = among(share, np.asarray(controls, dtype=float))
+    return Against(mean, percentile, p, n)
 
 
 def random_subsets(heads: HeadSet, n: int, rng: np.random.Generator) -> list[HeadSet]:
