@@ -101,7 +101,12 @@ def stages(args: argparse.Namespace) -> list[Stage]:
             {"limit": many, "transfer": "none"},
             lambda s: leaves(s.failed, CIRCUIT_SETS, 0.7) * many + _runs(s, PAIRS["copy"], s.failed) * many,
         ),
-        Stage("placebo", placebos.STUDY, {"limit": few, "top": _at_most(16, k)}, lambda s: _placebo(s, few)),
+        Stage(
+            "placebo",
+            placebos.STUDY,
+            {"limit": deep, "top": _at_most(16, k), "where": "candidate"},
+            lambda s: _placebo(s, deep),
+        ),
     ]
 
 
