@@ -114,6 +114,7 @@ def _in_depth(args: argparse.Namespace, few: int) -> list[Stage]:
     """What carries the effect of a head, and along which way: estimates, edges, sites, layers, paths."""
     pattern = {"site": "pattern", "from": "pre", "to": "neut", "direction": "noise"}
     record = {"at": "record", "from": "neut_matched", "to": "neut", "direction": "noise"}
+    fewer = max(2, few // 2)  # everything behind the call is run again for each part
     return [
         Stage("attribute", attribute_heads.STUDY, {"limit": few}, lambda s: _attribute(s) * few),
         Stage(
@@ -140,8 +141,8 @@ def _in_depth(args: argparse.Namespace, few: int) -> list[Stage]:
             Stage(
                 f"{site} at the call",
                 patch_heads.STUDY,
-                {"limit": few, "site": site, **record, "k": args.k},
-                lambda s: _at_record(s, len(args.k)) * few,
+                {"limit": fewer, "site": site, **record, "k": args.k},
+                lambda s: _at_record(s, len(args.k)) * fewer,
             )
             for site in ("k", "v")
         ),
