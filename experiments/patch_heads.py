@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> Report:
     session = open_session(args, one_env=True)
     require_conditions(session, pair_of(args))
     scores, source = ranking(session.model, args.out, args.seed)
-    sets = {f"top{k}": top_heads(scores, k) for k in args.k}
+    sets = {f"top{k}": top_heads(scores, k) for k in args.k if k <= len(scores)}
+    too_large = [k for k in args.k if k > len(scores)]
     about = {**about_items(session), "head_scores": source, "sets": {name: str(sets[name]) for name in sets}}
     derived = {"set_sha256": {name: heads.sha256 for name, heads in sets.items()}}
     skipped: dict[str, str] = {}
@@ -97,6 +98,7 @@ def run(args: argparse.Namespace) -> Report:
         frame_text(of_group(joint, group)) if len(joint) else "",
         *screen.notes,
         *skips(skipped),
+        *(f"There is no top {k}: the model has {len(scores)} heads." for k in too_large),
     ]
     return Report("\n".join([*text, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
 

@@ -85,7 +85,16 @@ def _direct(rng: np.random.Generator) -> pd.DataFrame:
             **{f"{name}_lo": share - 0.01, f"{name}_hi": share + 0.01, f"{name}_nats": share}
         )
     role = np.where(table["direct_lo"] > 0, "carries", np.where(table["direct_hi"] < 0, "holds back", ""))
-    return table.assign(kind="head", role=role, n=4, n_clusters=4, flagged=False, **PAIR)
+    p = np.where(role == "", 0.5, 1e-5)
+    cells = {
+        "role": role,
+        "n": 16,
+        "n_clusters": 16,
+        "flagged": False,
+        "p": p,
+        "p_holm": np.minimum(300 * p, 1.0),
+    }
+    return table.assign(kind="head", **cells, **PAIR)
 
 
 def _path(rng: np.random.Generator) -> pd.DataFrame:

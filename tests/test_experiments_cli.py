@@ -24,7 +24,7 @@ from tests.study_cases import ITEMS, Shell, shell  # noqa: F401 - a fixture
 
 ALL: dict[str, Study] = {name: import_module(module).STUDY for name, module in STUDIES.items()}
 OPTIONS = [(name, option) for name, study in ALL.items() for option in study.options]
-PRESENTATION = {"out", "cache", "quiet", "keep", "format", "models"}
+PRESENTATION = {"out", "cache", "quiet", "keep", "format", "models", "plan", "with"}
 
 
 def parse(study: str, *words: str) -> argparse.Namespace:
@@ -45,6 +45,8 @@ def other_value(option: Option, folder: Path) -> str:
         return str(folder / "file")
     if option.name == "quiet":
         return "yes"
+    if option.name in ("one", "other"):
+        return "pre,succ"
     if option.name == "k":
         return "3,16"
     return str(option.default + 1) if isinstance(option.default, int) else "7"
