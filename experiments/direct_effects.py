@@ -12,8 +12,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Report, Study
-from experiments.pairs import DIRECTIONS, FROM, TO, for_pair, pair_of, require_conditions, row_id, row_of
-from experiments.progress import progress
+from experiments.pairs import DIRECTIONS, FROM, TO, for_pair, measure_all, pair_of, require_conditions, row_of
 from experiments.records import RunFolder
 from experiments.session import Session, about_items, open_run, open_session
 from experiments.tables import frame_text, meter_text
@@ -29,11 +28,7 @@ def run(args: argparse.Namespace) -> Report:
     session, pair = open_session(args, one_env=True), pair_of(args)
     require_conditions(session, pair)
     with open_run(for_pair(STUDY, pair), args, session.model, about_items(session)) as folder:
-        for item in progress(session.items, len(session.items), "direct", args.quiet):
-            done = folder.done_ids("direct")
-            todo = [name for name in DIRECTIONS if row_id(item, pair, name) not in done]
-            if todo:
-                folder.append_all("direct", direct_item(session, item, pair, todo))
+        measure_all(folder, session, pair, direct_item, "direct", args.quiet)
         table = write_direct(folder, session)
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})

@@ -7,10 +7,13 @@ default has an entry of its own in run.json, and rows and tables name their pair
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from experiments.options import Option, Study
+from experiments.progress import progress
+from experiments.records import RunFolder
 from experiments.session import Session
 from mech.engine import Run
 from probes.items import Item
@@ -56,6 +59,22 @@ def row_of(
         "delta": high.score.total - low.score.total,
     }
     return recipient, donor, sign, about
+
+
+def measure_all(
+    folder: RunFolder,
+    session: Session,
+    pair: tuple[str, str],
+    measure: Callable[[Session, Item, tuple[str, str], list[str]], list[dict[str, Any]]],
+    name: str,
+    quiet: bool,
+) -> None:
+    """Append to NAME.jsonl what `measure` gives of every item, in the directions that are not there yet."""
+    for item in progress(session.items, len(session.items), name, quiet):
+        done = folder.done_ids(name)
+        todo = [direction for direction in DIRECTIONS if row_id(item, pair, direction) not in done]
+        if todo:
+            folder.append_all(name, measure(session, item, pair, todo))
 
 
 def require_conditions(session: Session, pair: tuple[str, str]) -> None:
