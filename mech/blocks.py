@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +21,14 @@ from mech.errors import InputError
 from mech.model import Model
 
 CACHE_ARGUMENTS = ("past_key_values", "layer_past")
+
+
+@runtime_checkable
+class KeysAndValues(Protocol):
+    """What a block takes for its key/value cache."""
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """All keys and values that the row sees, given its own, [1, n_kv_heads, node, d_head]."""
 
 
 @dataclass
@@ -109,9 +117,10 @@ def embed(
     return resid
 
 
-def block_arguments(model: Model, where: Layout, cache: RowCache) -> list[dict[str, Any]]:
+def block_arguments(model: Model, where: Layout, cache: KeysAndValues) -> list[dict[str, Any]]:
     """The keyword arguments of each block, layer by layer."""
     bridge, ids = model.bridge, where.depths[None]
+    cache_name = cache_argument(model)  # read off a signature: once a row, not once a layer
     rotary: dict[str | None, Any] = {}
     arguments = []
     for layer in range(model.n_layers):
@@ -120,7 +129,7 @@ def block_arguments(model: Model, where: Layout, cache: RowCache) -> list[dict[s
             "attention_mask": where.sliding_mask if slides else where.mask,
             "position_ids": ids,
             "use_cache": True,
-            cache_argument(model): cache,
+            cache_name: cache,
         }
         if "rotary_emb" in bridge.real_components:
             kind = _rotary_kind(model, layer)

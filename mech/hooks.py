@@ -126,6 +126,24 @@ def edit_hooks(model: Model, placements: Sequence[Placement]) -> list[tuple[str,
     return [(name, _apply(model, group)) for name, group in grouped.items()]
 
 
+def acting_hooks(
+    model: Model, names: Sequence[str], acting: Mapping[str, Sequence[Placement]]
+) -> list[tuple[str, HookFunction]]:
+    """One hook a name that carries out what `acting` holds under that name when it fires; for many forwards.
+
+    A name without an entry leaves that forward as it is, and fires all the same.
+    """
+
+    def following(name: str) -> HookFunction:
+        def hook(activation: Tensor, point: Any) -> Tensor | None:
+            placements = acting.get(name)
+            return _apply(model, placements)(activation, point) if placements else None
+
+        return hook
+
+    return [(name, following(name)) for name in names]
+
+
 def _apply(model: Model, group: Sequence[Placement]) -> HookFunction:
     """The hook of one site and layer: its placements are all edits or all cuts."""
 
