@@ -9,11 +9,13 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from envs.agent import Reading
 from envs.base import Action, Length, Outcome, Stream, Task, WrongAction
+from envs.coderepair import replies
 from envs.coderepair.mutations import Mutant, mutants
 from envs.coderepair.observation import FAMILIES, failure, success
 from envs.coderepair.problems import Problem, bundled_problems
@@ -28,6 +30,8 @@ SYSTEM_PROMPT = (
 )
 _FENCED = re.compile(r"```[\w+-]*[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 
+_LONGEST_TO_WRITE = 420  # characters of a reference that a policy is to write itself
+
 Job = tuple[Problem, str]  # a problem, and a program to be run under its tests
 
 
@@ -40,13 +44,14 @@ class Bench:
 
 
 class CodeRepair:
-    """Programming problems, one a task; answers to `envs.base.Environment[Bench]`.
+    """Programming problems, one a task; answers to `envs.agent.AgentEnvironment[Bench]`.
 
     The sandbox is the caller's, who also closes it. `problems` are the bundled ones unless given.
     """
 
     name = "coderepair"
     system_prompt = SYSTEM_PROMPT
+    rollout_prompt = replies.rollout_prompt(SYSTEM_PROMPT)
 
     def __init__(self, sandbox: Sandbox, problems: Sequence[Problem] | None = None) -> None:
         self._sandbox = sandbox
@@ -58,13 +63,23 @@ class CodeRepair:
 
         Raises InputError for more tasks than there are problems.
         """
-        if n > len(self._problems):
-            raise InputError(
-                f"There are {len(self._problems)} problems: ask for at most so many tasks, not {n}."
-            )
+        return self._first(n, set(self._problems), stream, "problems")
+
+    def rollout_tasks(self, n: int, stream: Stream) -> tuple[Task[Bench], ...]:
+        """Of `tasks`, those whose reference program has at most 420 characters, as in the paper.
+
+        Raises InputError for more tasks than there are such problems.
+        """
+        short = {each for each in self._problems if len(each.code) <= _LONGEST_TO_WRITE}
+        return self._first(n, short, stream, "problems short enough for a rollout")
+
+    def _first(self, n: int, chosen: Set[Problem], stream: Stream, called: str) -> tuple[Task[Bench], ...]:
+        """The first n of the chosen problems, in the order drawn of all problems."""
+        if n > len(chosen):
+            raise InputError(f"There are {len(chosen)} {called}: ask for at most so many tasks, not {n}.")
         order = list(self._problems)
         stream("coderepair-order").shuffle(order)
-        return tuple(self._task(problem) for problem in order[:n])
+        return tuple(self._task(problem) for problem in [each for each in order if each in chosen][:n])
 
     def _task(self, problem: Problem) -> Task[Bench]:
         goal = "\n".join([problem.prompt, "", "The asserts:", *problem.tests])
@@ -149,6 +164,30 @@ class CodeRepair:
     def solved(self, task: Task[Bench], state: Bench) -> bool:
         """Whether a program has passed the task's tests."""
         return state == task.wanted
+
+    def clean(self, raw: str) -> Action:
+        """The program inside the first code fence, where there is one; else the text."""
+        return Action(replies.clean(raw))
+
+    def stops(self, text: str) -> bool:
+        """Whether a code fence that was opened is closed."""
+        return replies.stops(text)
+
+    def canonical(self, text: str) -> str:
+        """The program without comments and layout; what does not parse, with white space collapsed."""
+        return replies.canonical(text)
+
+    def reading(self, action: Action, cut_off: bool) -> Reading:
+        """How a cleaned reply can be read: `call` is a program that parses, see `envs.coderepair.replies`."""
+        return replies.reading(action.text, cut_off)
+
+    def ban_everywhere(self, text: str) -> bool:
+        """Never: a program that fails may be the beginning of one that works."""
+        return False
+
+    def tool(self, action: Action) -> None:
+        """None: programs call no tool."""
+        return None
 
 
 class _Draw:

@@ -13,7 +13,7 @@ from typing import Any
 
 from envs.toolshed import faults
 
-_MAX_CHARACTERS = 4000  # a model in a loop can write any amount; nothing a task needs comes near
+MAX_CHARACTERS = 4000  # a model in a loop can write any amount; nothing a task needs comes near
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Call:
 
 def parse_call(text: str) -> Call:
     """Read one call; raises ToolFault (family `unparsable`) for anything else."""
-    if len(text) > _MAX_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise faults.unparsable("it is too long")
     try:
         with warnings.catch_warnings():
@@ -62,7 +62,7 @@ def parse_call(text: str) -> Call:
 def _literal(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
-    except (ValueError, TypeError, RecursionError, MemoryError):
+    except (ValueError, TypeError, OverflowError, RecursionError, MemoryError):
         raise faults.unparsable("its arguments are not plain values") from None
 
 

@@ -10,34 +10,41 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from envs.agent import Reading
 from envs.base import Action, Length, Outcome, Stream, Task, WrongAction
-from envs.toolshed import faults, perturb, tasks
+from envs.toolshed import easy, faults, perturb, replies, tasks
 from envs.toolshed.calls import Call, parse_call
+from envs.toolshed.replies import DONE
+from envs.toolshed.tasks import Plan
 from envs.toolshed.tools import KIND_NAMES, SYSTEM_PROMPT, TOOLS, Tool, has_kind
 from envs.toolshed.world import World
 
-DONE = "done"
-
 
 class Toolshed:
-    """A simulated workspace with twelve typed tools; answers to `envs.base.Environment[World]`."""
+    """A simulated workspace with twelve typed tools; answers to `envs.agent.AgentEnvironment[World]`."""
 
     name = "toolshed"
     system_prompt = SYSTEM_PROMPT
+    rollout_prompt = replies.ROLLOUT_PROMPT
 
     def tasks(self, n: int, stream: Stream) -> tuple[Task[World], ...]:
         """The first n tasks, six templates in rotation, task i from the stream `toolshed-task-i`."""
-        return tuple(self._task(index, stream(f"toolshed-task-{index}")) for index in range(n))
+        plans = (tasks.make_plan(index, stream(f"toolshed-task-{index}")) for index in range(n))
+        return tuple(self._task(f"shed-{index:04d}", plan) for index, plan in enumerate(plans))
 
-    def _task(self, index: int, rng: random.Random) -> Task[World]:
-        plan = tasks.make_plan(index, rng)
+    def rollout_tasks(self, n: int, stream: Stream) -> tuple[Task[World], ...]:
+        """The first n tasks, of one call and of several in turn, task i from the stream `toolshed-rollout-i`."""
+        plans = (easy.rollout_plan(index, stream(f"toolshed-rollout-{index}")) for index in range(n))
+        return tuple(self._task(f"roll-{index:04d}", plan) for index, plan in enumerate(plans))
+
+    def _task(self, task_id: str, plan: Plan) -> Task[World]:
         gold = tuple(Action(str(call)) for call in plan.calls)
         world = plan.start
         for action in gold:
             world, outcome = self.execute(world, action)
             if outcome.failure is not None:
                 raise AssertionError(f"gold action {action.text} failed: {outcome.failure.standard}")
-        return Task(f"shed-{index:04d}", plan.template, plan.goal, gold, plan.start, world)
+        return Task(task_id, plan.template, plan.goal, gold, plan.start, world)
 
     def reset(self, task: Task[World]) -> World:
         """The world a task starts in."""
@@ -82,6 +89,31 @@ class Toolshed:
     def solved(self, task: Task[World], state: World) -> bool:
         """Whether the world is exactly what the gold calls leave behind: all was done, and nothing else."""
         return state == task.wanted
+
+    def clean(self, raw: str) -> Action:
+        """The first line with something on it, without fences, code marks and a label such as `Action:`."""
+        return Action(replies.clean(raw))
+
+    def stops(self, text: str) -> bool:
+        """Whether a line that holds something is complete."""
+        return replies.stops(text)
+
+    def canonical(self, text: str) -> str:
+        """The call with its arguments named, sorted and in one spelling; else white space collapsed."""
+        return replies.canonical(text)
+
+    def reading(self, action: Action, cut_off: bool) -> Reading:
+        """How a cleaned reply can be read; the beginning of an action is a tool's name before a bracket."""
+        return replies.reading(action.text, cut_off)
+
+    def ban_everywhere(self, text: str) -> bool:
+        """Whether the text is a whole call that no other valid call can contain."""
+        return replies.ban_everywhere(text)
+
+    def tool(self, action: Action) -> str | None:
+        """The tool's name as the call writes it, misspelt or not; None for a text that is no call."""
+        call = replies.readable(action.text)
+        return None if call is None else call.tool
 
 
 def _tool(call: Call) -> Tool:

@@ -1,0 +1,146 @@
+"""Replies as tool calls: what is cut off them, when they end, how they are read and spelt.
+
+The rules are those of the paper's harness (E. Gumaan, 2026), but for two of its faults: a line break before any
+text ended the turn, and a line that only opens a code fence was taken for the call.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from envs.agent import Reading, canonical_form, collapsed, unclosed
+from envs.toolshed import faults
+from envs.toolshed.calls import MAX_CHARACTERS, Call, parse_call
+from envs.toolshed.tools import SYSTEM_PROMPT, TOOLS
+
+DONE = "done"
+# It works and changes nothing: a copy of it neither spoils a task nor counts as a failure. No task knows its day.
+EXAMPLE = "day_agenda(day='2031-01-08')"
+ROLLOUT_PROMPT = f"{SYSTEM_PROMPT}\n\nAn answer looks like this:\n{EXAMPLE}"
+
+_FENCE = re.compile(r"`{3,}[\w+-]*")  # a line that opens or closes a block of code
+_AROUND = re.compile(r"`+(?:(?:python|py)\s+)?|\s+|(?:action|tool|call)\s*:", re.IGNORECASE)
+_EXACT = 2**53  # whole numbers up to here are floats too
+
+
+def clean(raw: str) -> str:
+    """The first line with something on it, without fences, code marks and a label in front of the call."""
+    for line in raw.split("\n"):
+        text = "" if _FENCE.fullmatch(line.strip()) else _bare(line)
+        if text:
+            return text
+    return ""
+
+
+def _bare(line: str) -> str:
+    start = 0
+    while around := _AROUND.match(line, start):
+        start = around.end()
+    end = len(line)
+    while end > start and (line[end - 1] == "`" or line[end - 1].isspace()):
+        end -= 1
+    return line[start:end]
+
+
+def stops(text: str) -> bool:
+    """Whether a line that holds something is complete."""
+    whole, line_break, _ = text.rpartition("\n")
+    return bool(line_break) and clean(whole) != ""
+
+
+def readable(text: str) -> Call | None:
+    """The call, or None where the text is none."""
+    try:
+        return parse_call(text)
+    except faults.ToolFault:
+        return None
+
+
+def reading(text: str, cut_off: bool) -> Reading:
+    """How a cleaned reply can be read: see `envs.agent`.
+
+    The beginning of an action is the name of a tool before the first bracket; of a reply that was cut off before
+    any bracket, the beginning of such a name.
+    """
+    if not text:
+        return "empty"
+    if readable(text) is not None:
+        return "call"
+    head, bracket, _ = text.partition("(")
+    names = (*TOOLS, DONE)
+    if head.strip() not in names:
+        begun = cut_off and not bracket and any(name.startswith(head.strip()) for name in names)
+        return "truncated" if begun else "prose"
+    return "truncated" if cut_off or unclosed(text) else "unparsable"
+
+
+def ban_everywhere(text: str) -> bool:
+    """Whether no other valid call can contain this one.
+
+    The beginning of a call (`truncated`, and any other text that cannot be read) is the beginning of valid ones
+    too. A whole call is no part of another one, unless its tool's name is how a real tool's name ends: the wrong
+    `reminder(day='…')` stands in the right `plan_reminder(day='…')`. Left aside: a call quoted as the value of an
+    argument, which no task asks for.
+    """
+    call = readable(text)
+    return call is not None and not any(
+        name.endswith(call.tool) and name != call.tool for name in (*TOOLS, DONE)
+    )
+
+
+def canonical(text: str) -> str:
+    """The call with arguments by name where the schema names them, in alphabetical order, values in one spelling.
+
+    An amount given as a whole number is the number. Texts that are no call: white space collapsed.
+    """
+    return canonical_form(text, _written_call, collapsed)
+
+
+def _written_call(text: str) -> str | None:
+    call = readable(text)
+    if call is None:
+        return None
+    keywords, positional = list(call.keywords), call.positional
+    parameters = TOOLS[call.tool].parameters if call.tool in TOOLS else ()
+    names = [each.name for each in parameters[: len(positional)]]
+    if len(names) == len(positional) and not set(names) & {name for name, _ in keywords}:
+        keywords, positional = [*zip(names, positional, strict=True), *keywords], ()
+    floats = {each.name for each in parameters if each.kind == "float"}
+    given = [_written(value) for value in positional]
+    given += [
+        f"{name}={_written(_number(value) if name in floats else value)}"
+        for name, value in sorted(keywords, key=lambda each: each[0])
+    ]
+    written = f"{call.tool}({', '.join(given)})"
+    return written if len(written) <= MAX_CHARACTERS else None
+
+
+def _number(value: Any) -> Any:
+    """A whole number as the float it equals."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if whole and abs(value) <= _EXACT else value
+
+
+def _written(value: Any) -> str:
+    """A literal that is read as an equal value; `repr` alone has none for infinity and very large numbers."""
+    if isinstance(value, float):
+        value += 0.0  # no minus before zero
+        return repr(value) if math.isfinite(value) else f"{'-' if value < 0 else ''}1e999"
+    if isinstance(value, complex):
+        real, imaginary = _written(value.real), _written(value.imag)
+        sign = "-" if imaginary.startswith("-") else "+"
+        return f"{real} {sign} {imaginary.lstrip('-')}j"
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 12_000:
+        return hex(value)  # Python refuses to write so many decimal digits
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_written, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, set):
+        return f"{{{', '.join(sorted(map(_written, value)))}}}" if value else "set()"
+    if isinstance(value, dict):
+        pairs = sorted((_written(key), _written(held)) for key, held in value.items())
+        return f"{{{', '.join(f'{key}: {held}' for key, held in pairs)}}}"
+    return "..." if value is ... else repr(value)
