@@ -110,7 +110,7 @@ def reference_prompts(
 ) -> tuple[list[Item], list[tuple[int, ...]], random.Random]:
     """The items of the reference set, their `pre` contexts as token ids, and the stream that drew them, further on."""
     measured, envs = {item.task_id for item in session.items}, {item.env for item in session.items}
-    pool = [item for item in read_pool(args) if item.env in envs]
+    pool = [item for item in read_pool(args) if not envs or item.env in envs]  # rollouts measure no items
     others = [item for item in pool if item.task_id not in measured] or pool
     rng = py_stream(args.seed, "mean reference")
     chosen = rng.sample(others, min(args.reference_items, len(others)))

@@ -4,6 +4,7 @@
                packed rows | sequential, prefix-cached SDPA (the paper's method) | full SDPA forwards
     sweep      noising of all heads one by one: neut, with z from pre; both runs it starts from are made already
                packed rows | one hooked full TransformerLens forward a head
+    decoding   an agent's turns after an item's context (`experiments.bench_decoding`)
     rate       one large matrix product
 
 All in one run, interleaved (`experiments.bench_timing`). The slow methods are timed on a part of the work and scaled,
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from experiments.bench_decoding import decoding_methods
 from experiments.bench_methods import PrefixCached, full_forwards, load_stock
 from experiments.bench_timing import RATE, Method, compare, report_text, spread, turns
 from experiments.bench_work import scoring_flop, sweep_flop
@@ -71,6 +73,7 @@ def run(args: argparse.Namespace) -> Report:
     cached = PrefixCached(stock)
     units = [scoring_methods(engine, stock, cached, item, wording, args.sample_full) for item in items]
     recipient, donor = (decision_run(engine, swept, name, wording) for name in ("neut", "pre"))
+    units += [decoding_methods(engine, stock, item, wording) for item in items]
     units += [sweep_methods(engine, recipient, donor, args.sample_heads), [rate_method(model)]]
     rounds = [unit for _ in range(args.repeats) for unit in enumerate(units)]
     table = compare(turns(progress(rounds, len(rounds), "bench", args.quiet), perf_counter))
@@ -82,6 +85,7 @@ def run(args: argparse.Namespace) -> Report:
     n_tokens, n_action = len(recipient.query.tokens), len(recipient.query.action)
     titles = {
         "scoring": f"scoring an item: 5 conditions x 4 candidates, mean of {len(items)} items",
+        "decoding": f"two turns of at most 32 tokens an item, mean of {len(items)} items",
         "sweep": f"sweep of {len(all_heads(model))} heads: {n_tokens} tokens, {n_action} of them patched",
     }
     how = f"median of {args.repeats} rounds, {torch.get_num_threads()} threads, {model.dtype}, {model.device}"

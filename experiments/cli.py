@@ -34,6 +34,8 @@ STUDIES = {
     "placebo": "experiments.placebos",
     "agree": "experiments.agree_scores",
     "circuit": "experiments.find_circuit",
+    "rollout": "experiments.roll_out",
+    "predict": "experiments.predict_repeats",
     "compare": "experiments.compare_runs",
     "bench": "experiments.bench",
     "bench-sandbox": "experiments.bench_sandbox",

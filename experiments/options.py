@@ -88,6 +88,14 @@ def positive_number(text: str) -> float:
     return value
 
 
+def not_negative_number(text: str) -> float:
+    """A finite number of at least 0."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or above")
+    return value
+
+
 def whole_numbers(text: str) -> tuple[int, ...]:
     """`4,8,16` as numbers, each at least 1, without repetition, in ascending order."""
     return tuple(sorted({positive(part) for part in text.split(",")}))

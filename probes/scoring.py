@@ -121,12 +121,17 @@ def scored(item: Item, name: str, distractors_in: Sequence[str] | None = None) -
 
 
 def system_length(model: Model, item: Item) -> int:
-    """How many leading tokens of the item's prompts are its system prompt's, whatever follows.
+    """How many leading tokens of the item's prompts are its system prompt's, whatever follows."""
+    return shared_length(model, item.system_prompt)
+
+
+def shared_length(model: Model, system: str) -> int:
+    """How many leading tokens all prompts under a system prompt share.
 
     Found by ids: the tokens that the prompt shares with the same prompt under another goal. A template that folds the
     system text into the first user turn is no exception.
     """
-    head = {"role": "system", "content": item.system_prompt}
+    head = {"role": "system", "content": system}
     one, other = ([head, {"role": "user", "content": text}] for text in ("0", "Z"))
     return common_prefix([render(model, one).ids, render(model, other).ids])
 

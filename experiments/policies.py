@@ -1,0 +1,137 @@
+"""An agent's policy out of a model: messages → ids → a turn decoded under an intervention, with what a row records of it.
+
+Bans come as texts. How strictly one is kept is `--ban`:
+
+    token       the paper's: the token that completes the text's own tokenisation is refused (bare, or behind a space)
+    string      no reply contains the text, however tokenised; a text that may be part of a good action is refused as the
+                whole reply only (`AgentEnvironment.ban_everywhere`)
+    canonical   and no reply is the same action in another spelling
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from envs import harness
+from envs.agent import AgentEnvironment
+from envs.harness import Request
+from envs.rollout import Reply
+from mech import bans
+from mech.chain import Chain
+from mech.chat import render
+from mech.decoding import Decoding, Turn, decode
+from mech.engine import Engine
+from mech.model import Model
+from mech.standing import Span, Standing
+from mech.turn_spans import turn_span
+from probes.scoring import shared_length
+
+BAN_LEVELS = ("token", "string", "canonical")
+
+
+class ModelPolicy:
+    """The policy of one rollout; keeps its keys and values from turn to turn. Call it with a request."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        environment: AgentEnvironment[Any],
+        standing: Standing,
+        how: Decoding,
+        level: str,
+        rng: np.random.Generator,
+    ) -> None:
+        """Begin a rollout.
+
+        Args:
+            engine: the model; its trunk of the system prompt is shared by rollouts.
+            environment: how a reply is cleaned and spelt canonically.
+            standing: what is changed in every forward.
+            how: limits and temperature.
+            level: one of BAN_LEVELS.
+            rng: the draws of this rollout.
+        """
+        self._engine, self._standing, self._how, self._rng = engine, standing, how, rng
+        self._environment, self._level = environment, level
+        self._chain: Chain | None = None
+        self.canonical = lru_cache(maxsize=4096)(self._canonical)
+
+    def __call__(self, request: Request) -> Reply:
+        """Answer a request; see `mech.decoding.decode` for what it raises."""
+        model = self._engine.model
+        messages = list(request.messages)
+        rendering = render(model, messages)
+        spans = self._hidden(request, rendering.ids)
+        kept = [one for ban in request.bans for one in self.bans(ban)]
+        turn = decode(
+            self._chain_for(messages[0]["content"], rendering.ids),
+            rendering.ids,
+            self._how,
+            kept,
+            spans,
+            self._rng,
+        )
+        about = {
+            "n_prompt_tokens": len(rendering.ids),
+            "prompt_sha256": hashlib.sha256(rendering.text.encode()).hexdigest(),
+            "prompt_ids": list(rendering.ids),
+            "notes": list(rendering.notes),
+            **recorded(model, turn),
+        }
+        return Reply(turn.text, turn.stop, about)
+
+    def bans(self, ban: harness.Ban) -> list[bans.Ban]:
+        """What a banned text means to the decoder at this level."""
+        if self._level == "token":
+            return list(bans.token_bans(self._engine.model, ban.text))
+        clean = self._environment.clean
+        made: list[bans.Ban] = [bans.equals(ban.text, lambda text: clean(text).text)]
+        if ban.everywhere:
+            made.append(bans.contains(ban.text))
+        if self._level == "canonical":
+            form = self.canonical(ban.text)
+            made.append(
+                bans.TextBan(
+                    ban.text,
+                    lambda text: self.canonical(text) == form,
+                    "always" if ban.everywhere else "end",
+                )
+            )
+        return made
+
+    def _canonical(self, text: str) -> str:
+        return self._environment.canonical(self._environment.clean(text).text)
+
+    def _hidden(self, request: Request, prompt: Sequence[int]) -> tuple[Span, ...]:
+        if not len(self._standing.hidden):
+            return ()
+        messages = list(request.messages)
+        return tuple(turn_span(self._engine.model, messages, at, prompt) for at in request.failed_turns)
+
+    def _chain_for(self, system: str, prompt: Sequence[int]) -> Chain:
+        """The rollout's chain; it begins with the trunk that all rollouts under this system prompt share."""
+        if self._chain is None:
+            model = self._engine.model
+            shared = min(shared_length(model, system), len(prompt) - 1)
+            trunk = self._engine.trunk(prompt[:shared], self._standing.edits)
+            self._chain = Chain(model, trunk, self._standing)
+        return self._chain
+
+
+def recorded(model: Model, turn: Turn) -> dict[str, Any]:
+    """What a row keeps of a turn: its ids and their log-probabilities, the first token's candidates, the refusals."""
+    tokenizer = model.tokenizer
+    return {
+        "n_new_tokens": len(turn.tokens) + (turn.end is not None),
+        "token_ids": [*turn.tokens, *([] if turn.end is None else [turn.end])],
+        "token_logprobs": list(turn.logprobs),
+        "first_top": [[token, tokenizer.decode([token]), logprob] for token, logprob in turn.first],
+        "n_ban_events": len(turn.events),
+        "ban_events": [[at, token, tokenizer.decode([token]), label] for at, token, label in turn.events],
+        "ban_leaks": list(turn.leaks),
+    }

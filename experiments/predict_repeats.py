@@ -1,0 +1,248 @@
+"""`backfire predict`: does what the probe measures before a step tell whether the step repeats the failed call?
+
+A decision point is a free step of a rollout under `verbatim` or `verbatim+instr`, whole model, no ban, that has a
+failed call a× right before it. Its prompt is read back from steps.jsonl and must be written again, token for token:
+
+    fail   what the model saw                      neut   the same, a× acknowledged without a word of how it went
+    pre    the transcript before a×
+
+    G, copy, sem              of a×, in nats, as the probe defines them
+    logp_fail                 log p(a×, end of turn | fail)
+    p_exact                   exp of it: at temperature 1 the probability that the step is a× and nothing else
+    p_repeat                  softmax of the sums over {a×, the task's reference calls}, under fail; p_repeat_pre under pre
+
+decisions.jsonl → predict.csv (AUC by predictor) and calibration.csv (of the probabilities). What is predicted: the step
+is a canonical repeat of a call that failed before; for p_exact, that it is a× to the letter and ends there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from probes.prediction import calibration_table, predict_table
+from probes.rollout_measures import per_step
+
+from envs.agent import AgentEnvironment
+from envs.base import Task
+from envs.harness import HARNESSES, Past, write
+from experiments.environments import open_environment
+from experiments.options import DEVICE, DTYPE, ENGINE, MODEL, OUT, PROBLEMS, QUIET, WORDING, Report, Study
+from experiments.progress import progress
+from experiments.records import RunFolder, read_run
+from experiments.roll_out import phrases
+from experiments.seeds import py_stream, stream
+from experiments.session import open_engine, open_run, read_wording, require_out
+from experiments.tables import frame_text
+from mech.chat import action_ids, end_of_turn_id, render
+from mech.engine import Engine
+from mech.errors import InputError
+from mech.queries import Query, Score
+from mech.trie import common_prefix
+from probes.scoring import shared_length
+from probes.stats import RngFactory
+from probes.wording import Wording
+
+HARNESSES_READ = ("verbatim", "verbatim+instr")
+PREDICTORS = ("backfire_nats", "copy", "sem", "logp_fail", "logp_fail_per_token", "p_repeat", "p_repeat_pre")
+PROBABILITIES = ("p_repeat", "p_repeat_pre")
+CONTEXTS = ("pre", "fail", "neut")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Score every decision point that is not in the folder yet, then derive the tables."""
+    path = require_out(args)
+    studies = read_run(path)["studies"]
+    if not studies.get("rollout", {}).get("done"):
+        raise InputError(f"{path} has no finished rollouts: run `backfire rollout --out {path}` first.")
+    settings = studies["rollout"]["config"]
+    wording = read_wording(args)
+    if wording.sha256 != studies["rollout"]["provenance"]["wording_sha256"]:
+        raise InputError("The rollouts were written with another wording: give the same --wording.")
+    args = argparse.Namespace(**{**vars(args), "env": settings["env"]})
+    with open_environment(args) as environment:
+        tasks = environment.rollout_tasks(settings["tasks"], lambda name: py_stream(settings["seed"], name))
+        engine = open_engine(args)
+        derived = {"rollout": studies["rollout"]["config_hash"]}
+        with open_run(STUDY, args, engine.model, {"wording_sha256": wording.sha256}, derived) as folder:
+            points = decision_points(folder)
+            scored(
+                folder,
+                engine,
+                environment,
+                {task.task_id: task for task in tasks},
+                points,
+                wording,
+                args.quiet,
+            )
+            tables = derive(folder, lambda name: stream(settings["seed"], f"predict/{name}"))
+            folder.finish({"forwards_run": engine.meter.ran})
+    return Report("\n".join([frame_text(tables["predict"]), f"written to {args.out}"]))
+
+
+@dataclass(frozen=True)
+class Point:
+    """A decision point: the step's row, and the rows of its rollout before it, the last of which failed."""
+
+    row: dict[str, Any]
+    before: tuple[dict[str, Any], ...]
+
+    @property
+    def history(self) -> tuple[Past, ...]:
+        """The steps before it, as a harness writes them."""
+        return tuple(
+            Past(row["action"], row["observation"], row["error_type"], row["tool"]) for row in self.before
+        )
+
+
+def decision_points(folder: RunFolder) -> list[Point]:
+    """The decision points of a folder's rollouts, in the order written.
+
+    Raises:
+        InputError: there is none.
+    """
+    steps = folder.rows("steps")
+    kept = steps[steps["harness"].isin(HARNESSES_READ) & (steps["change"] == "none")]
+    found: list[Point] = []
+    if len(kept):
+        marked = per_step(kept)
+        for _, group in marked.groupby(["arm", "task_id", "sample"], sort=False):
+            rows = [_plain(row) for row in group.to_dict("records")]
+            for at, row in enumerate(rows):
+                last = rows[at - 1] if at else None
+                if row["at_risk"] and last is not None and last["error_type"] is not None and last["action"]:
+                    found.append(Point(row, tuple(rows[:at])))
+    if not found:
+        raise InputError(
+            f"{folder.path} has no step behind a failed call under {' or '.join(HARNESSES_READ)} with the whole model: "
+            "run `backfire rollout` with such a harness."
+        )
+    return found
+
+
+def _plain(row: dict[Any, Any]) -> dict[str, Any]:
+    """A row with None where the frame has NaN."""
+    return {
+        str(name): None if isinstance(value, float) and math.isnan(value) else value
+        for name, value in row.items()
+    }
+
+
+def scored(
+    folder: RunFolder,
+    engine: Engine,
+    environment: AgentEnvironment[Any],
+    tasks: dict[str, Task[Any]],
+    points: Sequence[Point],
+    wording: Wording,
+    quiet: bool,
+) -> None:
+    """Append the row of every decision point that is not there yet."""
+    for point in progress(points, len(points), "predict", quiet):
+        if point.row["id"] not in folder.done_ids("decisions"):
+            task = tasks[point.row["task_id"]]
+            folder.append("decisions", decision_row(engine, environment, task, point, wording))
+
+
+def decision_row(
+    engine: Engine, environment: AgentEnvironment[Any], task: Task[Any], point: Point, wording: Wording
+) -> dict[str, Any]:
+    """What is known before a step and whether it repeats.
+
+    Raises:
+        InputError: the prompt cannot be written again as it was: another version, template or problem file.
+    """
+    model, row = engine.model, point.row
+    harness, said = HARNESSES[row["harness"]], phrases(wording)
+    failed = point.history[-1]
+    seen = {
+        "pre": point.history[:-1],
+        "fail": point.history,
+        "neut": (*point.history[:-1], replace(failed, observation=environment.acknowledge())),
+    }
+    prompts = {
+        name: render(model, list(write(harness, environment, task, history, said).messages))
+        for name, history in seen.items()
+    }
+    if list(prompts["fail"].ids) != row["prompt_ids"]:
+        raise InputError(
+            f"The prompt of step {row['id']} cannot be written again: roll out anew with this version."
+        )
+    golds = [action.text for action in task.gold if action.text != failed.action]
+    texts = [failed.action, *dict.fromkeys(golds)]
+    asked = [("pre", text) for text in texts] + [("fail", text) for text in texts] + [("neut", failed.action)]
+    end = (end_of_turn_id(model),)
+    queries = [Query(prompts[c].ids, action_ids(model, prompts[c], text).ids + end) for c, text in asked]
+    system = environment.rollout_prompt
+    shared = min(shared_length(model, system), common_prefix([query.prompt[:-1] for query in queries]))
+    answers = dict(zip(asked, engine.score(queries, shared), strict=True))
+    logp = {question: _without_end(answer) for question, answer in answers.items()}
+    before, after, neutral = (logp[name, failed.action] for name in CONTEXTS)
+    exact = answers["fail", failed.action].total
+    return {
+        **{
+            name: row[name]
+            for name in ("id", "model", "env", "arm", "task_id", "template", "sample", "index")
+        },
+        "failed_action": failed.action,
+        "n_tokens": len(queries[0].action) - 1,
+        "logp_pre": before,
+        "logp_fail": after,
+        "logp_neut": neutral,
+        "logp_fail_exact": exact,
+        "logp_fail_per_token": after / (len(queries[0].action) - 1),
+        "G": before - after,
+        "backfire_nats": after - before,
+        "copy": neutral - before,
+        "sem": after - neutral,
+        "p_exact": math.exp(exact),
+        "p_repeat": _share([logp["fail", text] for text in texts]),
+        "p_repeat_pre": _share([logp["pre", text] for text in texts]),
+        "repeats": bool(row["canonical_repeat"]),
+        "repeats_exact": row["action"] == failed.action and row["stop"] == "end_of_turn",
+    }
+
+
+def _without_end(score: Score) -> float:
+    """The log-probability (nats) of the action, without the token behind it that ends the turn."""
+    return math.fsum(score.logprobs[:-1].tolist())
+
+
+def _share(sums: Sequence[float]) -> float:
+    """Softmax of the first among them; NaN is never written: one candidate alone has 1."""
+    weights = np.exp(np.array(sums) - max(sums))
+    return float(weights[0] / weights.sum())
+
+
+def derive(folder: RunFolder, rng_for: RngFactory) -> dict[str, pd.DataFrame]:
+    """predict.csv and calibration.csv; p_exact is judged by repeats to the letter, all else by canonical ones."""
+    points = folder.rows("decisions").astype({"repeats": int, "repeats_exact": int})
+    exact = points.assign(repeats=points["repeats_exact"])
+    tables = {
+        "predict": [
+            predict_table(points, PREDICTORS, PROBABILITIES, rng_for),
+            predict_table(exact, ["p_exact"], ["p_exact"], rng_for),
+        ],
+        "calibration": [
+            calibration_table(points, PROBABILITIES, rng_for),
+            calibration_table(exact, ["p_exact"], rng_for),
+        ],
+    }
+    joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
+    for name, table in joined.items():
+        folder.write_table(name, table)
+    return joined
+
+
+STUDY = Study(
+    "predict",
+    "whether G, copy and repeat probabilities before a step of a rollout tell that it repeats",
+    "backfire predict --out runs/rollouts",
+    (MODEL, DTYPE, DEVICE, PROBLEMS, WORDING, ENGINE, OUT, QUIET),
+    run,
+)
