@@ -162,7 +162,61 @@ PATH = (
     *("random_lo", "random_hi", "n_controls", "p", "how", "from", "to"),
 )
 
-ROWS: dict[str, tuple[str, ...]] = {"scores": SCORES}
+# A step of a rollout. given: the call was put there, not written by the model; canonical: the same for equal calls;
+# kind: ok, done, failed, prose, truncated, unparsable, empty or banned_out; end: solved, done, step_limit or
+# ban_exhausted, on the last row only; n_ban_events: times the ban changed which token was chosen.
+STEPS = (
+    *("id", "model", "env", "arm", "harness", "change", "task_id", "template", "n_gold", "sample", "index"),
+    *("given", "raw", "action", "canonical", "kind", "error_type", "observation", "stop", "solved", "last"),
+    *("end", "n_prompt_tokens", "n_new_tokens", "n_bans", "n_ban_events"),
+    *("prompt_sha256", "prompt_ids", "token_ids", "token_logprobs", "first_top", "ban_events"),
+)
+# One row a rollout; rates and shares are of its free steps, as probes.rollout_measures says. After these come the
+# loop detectors, whose names hold their thresholds: same_action_error_3, same_observation_4, alternating_6.
+ROLLOUTS = (
+    *("model", "env", "arm", "harness", "change", "task_id", "template", "sample"),
+    *("solved", "end", "n_steps", "n_new_tokens", "n_prompt_tokens", "n_failed"),
+    *("parseable_share", "ok_share", "prose_rate", "truncated_rate", "unparsable_rate", "empty_rate"),
+    *("banned_out", "exact_repeat_rate", "canonical_repeat_rate", "near_repeat_rate", "repeat_per_chance"),
+    *("first_chance_repeats", "cycle2", "cycle3", "stuck", "n_ban_events", "ban_active"),
+)
+# n: rollouts in which the metric is defined; n_undefined: the others.
+RATES = ("model", "env", "arm", "harness", "change", "metric", *_INTERVAL, "n_undefined")
+# Paired by task and sample. n_unpaired: rollouts without a partner; family: tests in Holm's family (one metric's).
+_PAIRED = ("ci_lo", "ci_hi", "n", "n_clusters", "n_undefined", "n_unpaired", "p", "p_holm", "family")
+CONTRASTS = ("model", "env", "metric", "arm", "baseline", "difference", *_PAIRED)
+# by_change: H/X − H; by_ban: H+ban − H; by_both: H+ban/X − H; interaction, with the interval: both − change − ban.
+FACTORIAL = (
+    *("model", "env", "metric", "harness", "change", "by_change", "by_ban", "by_both", "interaction"),
+    *_PAIRED,
+)
+# t: free steps since the first failure; survival: Kaplan-Meier, of "no canonical repeat yet".
+SURVIVAL = (
+    *("model", "env", "arm", "harness", "change", "t", "at_risk", "events", "censored", "survival"),
+    *("ci_lo", "ci_hi"),
+)
+# How a predictor, taken before a step, tells steps that repeat from others; brier, ece: of probabilities alone.
+PREDICT = (
+    *("model", "env", "arm", "predictor", "auc", "ci_lo", "ci_hi", "n", "n_repeats", "n_clusters"),
+    *("n_undefined", "n_dropped", "flagged", "brier", "ece"),
+)
+CALIBRATION = (
+    *(
+        "model",
+        "env",
+        "arm",
+        "predictor",
+        "bin",
+        "predicted",
+        "observed",
+        "ci_lo",
+        "ci_hi",
+        "n",
+        "n_clusters",
+    ),
+)
+
+ROWS: dict[str, tuple[str, ...]] = {"scores": SCORES, "steps": STEPS}
 TABLES: dict[str, tuple[str, ...]] = {
     "measures": MEASURES,
     "summary": SUMMARY,
@@ -206,4 +260,11 @@ TABLES: dict[str, tuple[str, ...]] = {
     "scaling": SCALING,
     "scaling_fit": SCALING_FIT,
     "compare": COMPARE,
+    "rollouts": ROLLOUTS,
+    "rollout_rates": RATES,
+    "rollout_contrasts": CONTRASTS,
+    "rollout_factorial": FACTORIAL,
+    "survival": SURVIVAL,
+    "predict": PREDICT,
+    "calibration": CALIBRATION,
 }

@@ -31,6 +31,7 @@ from mech.errors import InputError
 SUMMARY = ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm")
 HEADLINE = "G"  # the declared family: the sign of G, one test per model and environment
 N_DRAWS = 10_000
+MAX_DROPPED = 0.05  # share of draws that may lack what a statistic needs before its interval is given up
 _MAX_CELLS = 4_000_000  # draws × items held at once for a median: 32 MB
 
 RngFactory = Callable[[str], np.random.Generator]
@@ -96,11 +97,11 @@ def cluster_ratios(
         InputError: as `cluster_bootstrap`.
     """
     n_items, n_columns = numerators.shape
-    codes, n_clusters = _codes(_labels(clusters, n_items))
+    codes, n_clusters = cluster_codes(clusters, n_items)
     if n_items == 0:
         return [Interval(math.nan, math.nan, math.nan, 0, 0, math.nan, True)] * n_columns
     tops, bottoms = _sums(numerators, codes, n_clusters), _sums(denominators, codes, n_clusters)
-    counts = _draw_clusters(n_clusters, rng, n_draws)
+    counts = draw_clusters(n_clusters, rng, n_draws)
     # The estimate, and every draw, is top / bottom; NaN where the bottom is zero.
     estimates = _divide(tops.sum(0), bottoms.sum(0))
     bottom_draws = counts @ bottoms
@@ -134,14 +135,14 @@ def cluster_median(
     """
     numbers = np.asarray(values, dtype=float)
     n_items = len(numbers)
-    codes, n_clusters = _codes(_labels(clusters, n_items))
+    codes, n_clusters = cluster_codes(clusters, n_items)
     if n_items == 0 or np.isnan(numbers).any():
         return Interval(math.nan, math.nan, math.nan, n_items, n_clusters, math.nan, True)
     order = np.argsort(numbers, kind="stable")
     ascending = numbers[order]
     up_to = np.cumsum(codes[order] == np.arange(n_clusters)[:, None], axis=1).astype(float)
     estimate = float(_medians(ascending, np.ones((1, n_clusters)), up_to)[0])
-    counts = _draw_clusters(n_clusters, rng, n_draws)
+    counts = draw_clusters(n_clusters, rng, n_draws)
     block = max(1, _MAX_CELLS // n_items)
     parts = [_medians(ascending, counts[at : at + block], up_to) for at in range(0, n_draws, block)]
     return _interval(estimate, np.concatenate(parts), n_items, n_clusters, level)
@@ -161,7 +162,7 @@ def _medians(
         return (ascending[lower] + ascending[upper]) / 2
 
 
-def _draw_clusters(
+def draw_clusters(
     n_clusters: int, rng: np.random.Generator, n_draws: int
 ) -> Float[np.ndarray, "draw cluster"]:
     """How many times each draw takes each cluster."""
@@ -249,9 +250,13 @@ def _labels(clusters: npt.ArrayLike, n_items: int) -> Shaped[np.ndarray, " item"
     return labels.astype(str)
 
 
-def _codes(labels: Shaped[np.ndarray, " item"]) -> tuple[Int[np.ndarray, " item"], int]:
-    """Number of each item's cluster, clusters in alphabetical order, and how many there are."""
-    names, codes = np.unique(labels, return_inverse=True)
+def cluster_codes(clusters: npt.ArrayLike, n_items: int) -> tuple[Int[np.ndarray, " item"], int]:
+    """Number of each item's cluster, clusters in alphabetical order, and how many there are.
+
+    Raises:
+        InputError: as `cluster_bootstrap`.
+    """
+    names, codes = np.unique(_labels(clusters, n_items), return_inverse=True)
     return codes, len(names)
 
 
