@@ -1,10 +1,10 @@
-"""An agent's policy out of a model: messages → ids → a turn decoded under an intervention, with what a row records of it.
+"""An agent's policy out of a model: messages → ids → a turn decoded under an intervention, and what a row keeps of it.
 
 Bans come as texts. How strictly one is kept is `--ban`:
 
     token       the paper's: the token that completes the text's own tokenisation is refused (bare, or behind a space)
-    string      no reply contains the text, however tokenised; a text that may be part of a good action is refused as the
-                whole reply only (`AgentEnvironment.ban_everywhere`)
+    string      no reply contains the text, however tokenised; a text that may be part of a good action is refused as
+                the whole reply only (`AgentEnvironment.ban_everywhere`)
     canonical   and no reply is the same action in another spelling
 """
 
@@ -68,14 +68,8 @@ class ModelPolicy:
         rendering = render(model, messages)
         spans = self._hidden(request, rendering.ids)
         kept = [one for ban in request.bans for one in self.bans(ban)]
-        turn = decode(
-            self._chain_for(messages[0]["content"], rendering.ids),
-            rendering.ids,
-            self._how,
-            kept,
-            spans,
-            self._rng,
-        )
+        chain = self._chain_for(messages[0]["content"], rendering.ids)
+        turn = decode(chain, rendering.ids, self._how, kept, spans, self._rng)
         about = {
             "n_prompt_tokens": len(rendering.ids),
             "prompt_sha256": hashlib.sha256(rendering.text.encode()).hexdigest(),

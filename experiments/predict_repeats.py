@@ -9,7 +9,7 @@ failed call a× right before it. Its prompt is read back from steps.jsonl and mu
     G, copy, sem              of a×, in nats, as the probe defines them
     logp_fail                 log p(a×, end of turn | fail)
     p_exact                   exp of it: at temperature 1 the probability that the step is a× and nothing else
-    p_repeat                  softmax of the sums over {a×, the task's reference calls}, under fail; p_repeat_pre under pre
+    p_repeat                  softmax of the sums over {a×, the task's reference calls} under fail (p_repeat_pre: pre)
 
 decisions.jsonl → predict.csv (AUC by predictor) and calibration.csv (of the probabilities). What is predicted: the step
 is a canonical repeat of a call that failed before; for p_exact, that it is a× to the letter and ends there.
@@ -25,8 +25,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from probes.prediction import calibration_table, predict_table
-from probes.rollout_measures import per_step
 
 from envs.agent import AgentEnvironment
 from envs.base import Task
@@ -37,13 +35,15 @@ from experiments.progress import progress
 from experiments.records import RunFolder, read_run
 from experiments.roll_out import phrases
 from experiments.seeds import py_stream, stream
-from experiments.session import open_engine, open_run, read_wording, require_out
+from experiments.session import open_model, open_run, read_wording, require_out
 from experiments.tables import frame_text
 from mech.chat import action_ids, end_of_turn_id, render
 from mech.engine import Engine
 from mech.errors import InputError
 from mech.queries import Query, Score
 from mech.trie import common_prefix
+from probes.prediction import calibration_table, predict_table
+from probes.rollout_measures import per_step
 from probes.scoring import shared_length
 from probes.stats import RngFactory
 from probes.wording import Wording
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> Report:
     args = argparse.Namespace(**{**vars(args), "env": settings["env"]})
     with open_environment(args) as environment:
         tasks = environment.rollout_tasks(settings["tasks"], lambda name: py_stream(settings["seed"], name))
-        engine = open_engine(args)
+        engine = Engine(open_model(args), slow=args.engine == "reference")
         derived = {"rollout": studies["rollout"]["config_hash"]}
         with open_run(STUDY, args, engine.model, {"wording_sha256": wording.sha256}, derived) as folder:
             points = decision_points(folder)

@@ -1,7 +1,7 @@
 """`backfire rollout`: an agent acts in an environment under every harness and change, and every step is kept.
 
-    harness × change × task × sample → steps.jsonl → rollouts.csv (one row each) → rollout_rates.csv, rollout_contrasts.csv
-                                                     (paired, to the first arm), rollout_factorial.csv, survival.csv
+    harness × change × task × sample → steps.jsonl → rollouts.csv (one row each) → rollout_rates.csv, survival.csv,
+                                       rollout_contrasts.csv (paired, to the first arm), rollout_factorial.csv
 
 A rollout is finished when its last step is on the disk; a killed run does an unfinished one again, whose arithmetic
 depends on nothing that other rollouts left, and so writes the same rows. Samples of a task have the same draws under
@@ -18,9 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-from probes.rollout_measures import per_rollout
-from probes.rollout_survival import survival
-from probes.rollout_tables import contrasts, factorial, rates
 
 from envs.agent import AgentEnvironment
 from envs.base import Task
@@ -50,9 +47,13 @@ from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.rollout_text import rollout_text
 from experiments.seeds import py_stream, stream
-from experiments.session import Session, open_engine, open_run, read_wording, require_out
+from experiments.session import Session, open_model, open_run, read_wording, require_out
 from mech.decoding import Decoding
+from mech.engine import Engine
 from mech.errors import InputError
+from probes.rollout_measures import per_rollout
+from probes.rollout_survival import survival
+from probes.rollout_tables import contrasts, factorial, rates
 from probes.wording import Wording
 
 HARNESS = Option("harness", str, "all", "all, paper (its six), or a list such as verbatim,drop+ban")
@@ -98,7 +99,7 @@ def run(args: argparse.Namespace) -> Report:
     wording = read_wording(args)
     with open_environment(args) as environment:
         tasks = environment.rollout_tasks(args.tasks, lambda name: py_stream(args.seed, name))
-        session = Session(open_engine(args), [], wording, lambda name: stream(args.seed, name))
+        session = Session(Engine(open_model(args)), [], wording, lambda name: stream(args.seed, name))
         change = changes(session, args)
         arms = [Arm(harness, one) for one in change.changes for harness in harnesses]
         about = {

@@ -36,7 +36,8 @@ def rollout_text(tables: Mapping[str, pd.DataFrame]) -> str:
     first = wide.iloc[0]
     if first["parseable_share"] < FLOOR:
         lines.append(
-            f"Only {first['parseable_share']:.0%} of what the model wrote under {order[0]} can be read as a call: tasks "
-            "are at their floor, and differences between arms say little. --first given isolates what follows a failure."
+            f"Only {first['parseable_share']:.0%} of what the model wrote under {order[0]} can be read as a call: "
+            "tasks are at their floor, and differences between arms say little. --first given isolates what follows "
+            "a failure."
         )
     return "\n".join(lines)
