@@ -122,16 +122,16 @@ def test_the_first_call_of_every_task_has_wrong_versions_and_all_are_drawn(
 
 
 def test_a_copy_of_the_example_shows_and_does_no_harm(tasks: tuple[Task[World], ...]) -> None:
-    (_, day), *others = parse_call(EXAMPLE).keywords
-    assert not others
+    values = [value for _, value in parse_call(EXAMPLE).keywords]
     for seed in range(5):
         for task in SHED.rollout_tasks(48, streams(seed)):
-            assert day not in f"{task.goal}{task.gold}{task.start}"
+            assert not any(value in f"{task.goal}{task.gold}{task.start}" for value in values)
             world, outcome = SHED.execute(task.start, Action(EXAMPLE))
-            assert world == task.start and outcome.ok
+            assert world == task.start
+            assert outcome.failure is not None and outcome.failure.error_type == "person_unknown"
 
 
 def test_the_prompt_of_rollouts_is_the_system_prompt_and_one_reply() -> None:
-    assert SHED.rollout_prompt == f"{SYSTEM_PROMPT}\n\nAn answer looks like this:\n{EXAMPLE}"
+    assert SHED.rollout_prompt == f"{SYSTEM_PROMPT}\n\nWrite the tool call, and no other words:\n{EXAMPLE}"
     assert SHED.system_prompt == SYSTEM_PROMPT
     assert SHED.clean(EXAMPLE) == Action(EXAMPLE) and SHED.reading(Action(EXAMPLE), False) == "call"

@@ -103,7 +103,7 @@ def test_the_example_of_a_reply_is_the_same_in_every_harness(task: Task[World]) 
         for history in ((), HISTORY):
             system = written(name, task, history).messages[0]["content"]
             assert system.startswith(SHED.rollout_prompt)
-            assert system.count("An answer looks like this:") == 1
+            assert system.count("Write the tool call, and no other words:") == 1
             more = system.removeprefix(SHED.rollout_prompt)
             assert more == ("\nDo not send a failed call again." if "instr" in name else "")
 

@@ -16,9 +16,11 @@ from envs.toolshed.calls import MAX_CHARACTERS, Call, parse_call
 from envs.toolshed.tools import SYSTEM_PROMPT, TOOLS
 
 DONE = "done"
-# It works and changes nothing: a copy of it neither spoils a task nor counts as a failure. No task knows its day.
-EXAMPLE = "day_agenda(day='2031-01-08')"
-ROLLOUT_PROMPT = f"{SYSTEM_PROMPT}\n\nAn answer looks like this:\n{EXAMPLE}"
+# Nobody of this name works here, so that a copy shows: it fails and spoils no task. Of twenty wordings tried on
+# SmolLM2-135M (the first replies to six or eight easy errands) this one got most readable calls, 4 of 8; none that
+# shows a call of one argument got any.
+EXAMPLE = "post_mail(address='ottilie.zander@fernhall.example', topic='clock', text='it is wound')"
+ROLLOUT_PROMPT = f"{SYSTEM_PROMPT}\n\nWrite the tool call, and no other words:\n{EXAMPLE}"
 
 _FENCE = re.compile(r"`{3,}[\w+-]*")  # a line that opens or closes a block of code
 _AROUND = re.compile(r"`+(?:(?:python|py)\s+)?|\s+|(?:action|tool|call)\s*:", re.IGNORECASE)
