@@ -201,19 +201,8 @@ PREDICT = (
     *("n_undefined", "n_dropped", "flagged", "brier", "ece"),
 )
 CALIBRATION = (
-    *(
-        "model",
-        "env",
-        "arm",
-        "predictor",
-        "bin",
-        "predicted",
-        "observed",
-        "ci_lo",
-        "ci_hi",
-        "n",
-        "n_clusters",
-    ),
+    *("model", "env", "arm", "predictor", "bin", "predicted", "observed", "ci_lo", "ci_hi"),
+    *("n", "n_clusters"),
 )
 
 ROWS: dict[str, tuple[str, ...]] = {"scores": SCORES, "steps": STEPS}

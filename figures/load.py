@@ -62,6 +62,12 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "equivalence.csv": ("model", "env", "measure", "delta"),
     "profiles.csv": ("model", "env", "measure", "axis", "level", "mean", "ci_lo", "ci_hi", "n"),
     "scaling.csv": ("model", "n_parameters", "env", "measure", "mean", "ci_lo", "ci_hi", "n"),
+    "rollout_rates.csv": ("model", "env", "arm", "metric", "mean", "ci_lo", "ci_hi", "n"),
+    "survival.csv": ("model", "env", "arm", "t", "at_risk", "events", "survival", "ci_lo", "ci_hi"),
+    "predict.csv": ("model", "env", "arm", "predictor", "auc", "ci_lo", "ci_hi", "n"),
+    "calibration.csv": (
+        *("model", "env", "arm", "predictor", "predicted", "observed", "ci_lo", "ci_hi", "n"),
+    ),
     "scaling_fit.csv": (
         *("env", "group", "n_models", "slope", "intercept", "crossing_parameters", "loo_lo", "loo_hi"),
         "note",
@@ -70,7 +76,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 _TEXT = {
     *("model", "env", "measure", "item_id", "direction", "set", "kind", "by", "level", "condition", "axis"),
     *("group", "note", "site", "control", "quantity", "score", "statistic", "method", "controls"),
-    *("criterion", "test_set", "at", "from", "to", "role", "how"),
+    *("criterion", "test_set", "at", "from", "to", "role", "how", "arm", "metric", "predictor"),
     *("equivalent", "uses_task_data", "reached", "selected"),  # true, false or empty
 }
 # Before pandas 3.1 reading floats exactly is an option; since then it is the default.

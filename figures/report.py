@@ -9,6 +9,7 @@ from pathlib import Path
 from figures.agreement import draw_agreement
 from figures.attribution import draw_attribution
 from figures.by_family import draw_by_family
+from figures.calibration import draw_calibration
 from figures.carried import draw_carried
 from figures.circuit import draw_circuit
 from figures.direct_total import draw_direct_total
@@ -21,10 +22,12 @@ from figures.off_target import draw_off_target
 from figures.path_bars import draw_path_bars
 from figures.profiles import draw_profiles
 from figures.repeat_probability import draw_repeat_probability
+from figures.rollouts import draw_rollouts
 from figures.scaling import draw_scaling
 from figures.score_vs_effect import draw_score_vs_effect
 from figures.site_comparison import draw_kv_heads, draw_site_comparison
 from figures.split_bars import draw_split_bars
+from figures.survival import draw_survival
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +72,9 @@ def write_all(
         "off_target": lambda: draw_off_target(run),
         "agreement": lambda: draw_agreement(run),
         "circuit": lambda: draw_circuit(run),
+        "rollouts": lambda: draw_rollouts(run),
+        "survival": lambda: draw_survival(run),
+        "calibration": lambda: draw_calibration(run),
     }
     written: list[Path] = []
     for name, draw in drawings.items():

@@ -10,6 +10,7 @@ import pandas as pd
 
 from experiments.schema import TABLES
 from tests.synthetic_patching import write_patching
+from tests.synthetic_rollouts import write_rollouts
 
 Cells = list[tuple[str, str]]  # model, environment
 N_LAYERS, N_HEADS, N_SELECTED = 30, 9, 16
@@ -93,6 +94,7 @@ def write_run(run: Path, seed: int = 0, only_heads: bool = False) -> Path:
     if not only_heads:
         write_measurement(run, seed=seed + 1)
         write_patching(run)
+        write_rollouts(run)
     rng = np.random.default_rng(seed)
     heads = _heads(rng)
     heads.to_csv(run / "heads.csv", index=False)

@@ -188,7 +188,7 @@ def test_every_predictor_is_judged_in_every_arm_on_the_points_that_have_it() -> 
     known = points[:120].dropna()
     assert repeat.brier == pytest.approx(brier(known["p_repeat"], known["repeats"]))
     assert repeat.ece == pytest.approx(expected_calibration_error(known["p_repeat"], known["repeats"]))
-    assert flat.auc == 0.5 and flat.flagged
+    assert (flat.auc, flat.ci_lo, flat.ci_hi) == (0.5, 0.5, 0.5) and flat.flagged
     with pytest.raises(InputError, match="lack the columns copy"):
         predict_table(points, ["copy"], [], rng)
 

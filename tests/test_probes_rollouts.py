@@ -73,6 +73,7 @@ def test_a_given_step_is_history_and_in_none_of_the_models_rates() -> None:
     both_given = one(rollout("aaA", given=2))
     assert both_given["repeat_per_chance"] == 0 and not both_given["stuck"]
     only = one(rollout("a", given=1))
+    assert per_step(rollout("aab", given=2))["at_risk"].tolist() == [False, False, True]
     assert only["n_steps"] == 0 and math.isnan(only["parseable_share"]) and math.isnan(only["ban_active"])
 
 
@@ -327,27 +328,26 @@ def test_without_censoring_survival_is_the_share_not_yet_repeated() -> None:
 
 
 def test_the_interval_of_survival_is_a_bootstrap_over_tasks() -> None:
-    steps = _studied(("verbatim",), n_tasks=15, n_samples=3)
+    kinds = ("aa", "abb", "abcD", "abcdd", "abC")  # all four samples of a task are the same
+    steps = _many({("verbatim", f"t{t}", s): kinds[t % 5] for t in range(15) for s in range(4)})
     table = survival(steps, rng, n_draws=4000)
-    marked = per_step(steps)
-    times = {}
-    for (task, sample), rows in marked.groupby(["task_id", "sample"]):
-        chances = rows.loc[rows["at_risk"], "canonical_repeat"].tolist()
-        event = True in chances
-        times.setdefault(task, []).append((chances.index(True) + 1 if event else len(chances), event))
-        assert sample < 3
+    time, event = np.array([1, 2, 3, 4, 2]), np.array([True, True, False, True, False])
     draw, drawn = np.random.default_rng(3), []
-    for _ in range(2000):
-        pool = [pair for i in draw.integers(15, size=15) for pair in times[f"t{i}"]]
+    for _ in range(4000):
+        taken = draw.integers(15, size=15) % 5
         alive = 1.0
         for t in (1, 2):
-            alive *= 1 - sum(time == t and event for time, event in pool) / sum(time >= t for time, _ in pool)
+            alive *= 1 - (event[taken] & (time[taken] == t)).sum() / (time[taken] >= t).sum()
         drawn.append(alive)
     lo, hi = np.quantile(drawn, [0.025, 0.975])
     at_two = table[table["t"] == 2].iloc[0]
+    assert (at_two["at_risk"], at_two["events"], at_two["survival"]) == (48, 12, pytest.approx(0.6))
     assert at_two["ci_lo"] == pytest.approx(lo, abs=0.03) and at_two["ci_hi"] == pytest.approx(hi, abs=0.03)
-    # Three samples of a task are not three tasks: taken for independent, the band would be another.
-    assert hi - lo > 0.1
+    # Four samples of a task are not four tasks: taken for independent, the interval would be half as wide.
+    alone = survival(steps.assign(task_id=steps["task_id"] + steps["sample"].astype(str)), rng, n_draws=4000)
+    narrow = alone[alone["t"] == 2].iloc[0]
+    assert narrow["survival"] == at_two["survival"]
+    assert narrow["ci_hi"] - narrow["ci_lo"] < 0.65 * (at_two["ci_hi"] - at_two["ci_lo"])
 
 
 def test_arms_models_and_environments_are_kept_apart() -> None:
