@@ -15,6 +15,7 @@ whether it can be read, and gives it a canonical form, equal for equal actions i
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from envs.base import Action, Environment, State, Stream, Task
@@ -22,12 +23,21 @@ from envs.base import Action, Environment, State, Stream, Task
 Reading = Literal["empty", "prose", "truncated", "unparsable", "call"]
 
 
+@dataclass(frozen=True)
+class Demonstration:
+    """An errand carried out: its goal, (action, observation) pairs, and an action without observation, or none."""
+
+    goal: str
+    steps: tuple[tuple[str, str], ...]
+    last: str = ""
+
+
 @runtime_checkable  # the types in signatures are checked while testing
 class AgentEnvironment(Environment[State], Protocol[State]):
     """An environment in which a policy can act. Every method is a function of its arguments alone."""
 
-    rollout_prompt: str
-    """The system prompt and one example of a reply, the same for every harness and task."""
+    demonstrations: tuple[Demonstration, ...]
+    """Errands carried out before the task's own, the same for every harness and task: they show the form of a reply."""
 
     def rollout_tasks(self, n: int, stream: Stream) -> tuple[Task[State], ...]:
         """The first n tasks to act on; a larger n only adds tasks. Every one changes the state it starts in."""

@@ -8,8 +8,8 @@
 | `drop` | deleted |
 
 Successful steps stand there verbatim in all of them. `+ban`: every action that has failed so far is forbidden to the
-policy, which must not write it again; how it is kept from that is the policy's affair. The system prompt with its
-example of a reply is the same in all, save for the instruction.
+policy, which must not write it again; how it is kept from that is the policy's affair. The system prompt, save for the
+instruction, and the demonstrations behind it are the same in all.
 """
 
 from __future__ import annotations
@@ -92,12 +92,13 @@ class Request:
     """What a policy is asked: messages to answer, which of them hold a failed call verbatim, and what is forbidden.
 
     `failed_turns` are indices of `messages`, in order; an empty reply that failed is no call and is not among them.
-    `bans` are in the order in which they failed first.
+    `bans` are in the order in which they failed first; the first `opening` messages are the same for every task.
     """
 
     messages: tuple[Message, ...]
     failed_turns: tuple[int, ...] = ()
     bans: tuple[Ban, ...] = ()
+    opening: int = 0
 
 
 def parse_harnesses(text: str) -> tuple[Harness, ...]:
@@ -125,10 +126,11 @@ def write(
     phrases: Phrases,
 ) -> Request:
     """What the policy sees of a task and of the steps taken so far, as this harness writes them."""
-    system = environment.rollout_prompt
+    system = environment.system_prompt
     if harness.history == "verbatim+instr":
         system = f"{system}{phrases.instruction_join}{phrases.instruction}"
-    messages = [_turn("system", system), _turn("user", task.goal)]
+    opening = [_turn("system", system), *_demonstrated(environment, phrases)]
+    messages = [*opening, _turn("user", task.goal)]
     failed_turns, n_failures = [], 0
     for past in history:
         if past.error_type is not None:
@@ -141,11 +143,25 @@ def write(
                 continue
             if past.action:
                 failed_turns.append(len(messages))
-        messages.append(_turn("assistant", past.action))
-        observed = f"{phrases.observation_prefix}{past.observation}"
-        messages.append(_turn(phrases.observation_role, observed))
+        messages += _step(past.action, past.observation, phrases)
     bans = _bans(environment, history) if harness.ban else ()
-    return Request(tuple(messages), tuple(failed_turns), bans)
+    return Request(tuple(messages), tuple(failed_turns), bans, len(opening))
+
+
+def _demonstrated(environment: AgentEnvironment[State], phrases: Phrases) -> list[Message]:
+    messages: list[Message] = []
+    for shown in environment.demonstrations:
+        messages.append(_turn("user", shown.goal))
+        for action, observation in shown.steps:
+            messages += _step(action, observation, phrases)
+        if shown.last:
+            messages.append(_turn("assistant", shown.last))
+    return messages
+
+
+def _step(action: str, observation: str, phrases: Phrases) -> list[Message]:
+    observed = f"{phrases.observation_prefix}{observation}"
+    return [_turn("assistant", action), _turn(phrases.observation_role, observed)]
 
 
 def _bans(environment: AgentEnvironment[State], history: Sequence[Past]) -> tuple[Ban, ...]:

@@ -23,7 +23,7 @@ from envs.harness import Request
 from envs.rollout import Reply
 from mech import bans
 from mech.chain import Chain
-from mech.chat import render
+from mech.chat import Message, render
 from mech.decoding import Decoding, Turn, decode
 from mech.engine import Engine
 from mech.model import Model
@@ -68,7 +68,7 @@ class ModelPolicy:
         rendering = render(model, messages)
         spans = self._hidden(request, rendering.ids)
         kept = [one for ban in request.bans for one in self.bans(ban)]
-        chain = self._chain_for(messages[0]["content"], rendering.ids)
+        chain = self._chain_for(messages[: request.opening], rendering.ids)
         turn = decode(chain, rendering.ids, self._how, kept, spans, self._rng)
         about = {
             "n_prompt_tokens": len(rendering.ids),
@@ -107,11 +107,11 @@ class ModelPolicy:
         messages = list(request.messages)
         return tuple(turn_span(self._engine.model, messages, at, prompt) for at in request.failed_turns)
 
-    def _chain_for(self, system: str, prompt: Sequence[int]) -> Chain:
-        """The rollout's chain; it begins with the trunk that all rollouts under this system prompt share."""
+    def _chain_for(self, opening: Sequence[Message], prompt: Sequence[int]) -> Chain:
+        """The rollout's chain; it begins with the trunk that all rollouts with this opening share."""
         if self._chain is None:
             model = self._engine.model
-            shared = min(shared_length(model, system), len(prompt) - 1)
+            shared = min(shared_length(model, opening), len(prompt) - 1)
             trunk = self._engine.trunk(prompt[:shared], self._standing.edits)
             self._chain = Chain(model, trunk, self._standing)
         return self._chain

@@ -165,10 +165,9 @@ def decision_row(
         "fail": point.history,
         "neut": (*point.history[:-1], replace(failed, observation=environment.acknowledge())),
     }
-    prompts = {
-        name: render(model, list(write(harness, environment, task, history, said).messages))
-        for name, history in seen.items()
-    }
+    requests = {name: write(harness, environment, task, history, said) for name, history in seen.items()}
+    prompts = {name: render(model, list(request.messages)) for name, request in requests.items()}
+    opening = list(requests["pre"].messages[: requests["pre"].opening])
     if list(prompts["fail"].ids) != row["prompt_ids"]:
         raise InputError(
             f"The prompt of step {row['id']} cannot be written again: roll out anew with this version."
@@ -178,8 +177,7 @@ def decision_row(
     asked = [("pre", text) for text in texts] + [("fail", text) for text in texts] + [("neut", failed.action)]
     end = (end_of_turn_id(model),)
     queries = [Query(prompts[c].ids, action_ids(model, prompts[c], text).ids + end) for c, text in asked]
-    system = environment.rollout_prompt
-    shared = min(shared_length(model, system), common_prefix([query.prompt[:-1] for query in queries]))
+    shared = min(shared_length(model, opening), common_prefix([query.prompt[:-1] for query in queries]))
     answers = dict(zip(asked, engine.score(queries, shared), strict=True))
     logp = {question: _without_end(answer) for question, answer in answers.items()}
     before, after, neutral = (logp[name, failed.action] for name in CONTEXTS)

@@ -6,7 +6,7 @@
 A rollout is finished when its last step is on the disk; a killed run does an unfinished one again, whose arithmetic
 depends on nothing that other rollouts left, and so writes the same rows. Samples of a task have the same draws under
 every harness and change (common random numbers). Every rollout of a harness begins with the same trunk, the system
-prompt; the demonstration of the format is part of it.
+prompt and the demonstrations of the format behind it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mech.chat import Rendering, action_ids, encode, end_of_turn_id, render, shared_prefix
+from mech.chat import Message, Rendering, action_ids, encode, end_of_turn_id, render, shared_prefix
 from mech.engine import Engine, Run
 from mech.errors import InputError
 from mech.interventions import NOTHING, Intervention
@@ -122,17 +122,16 @@ def scored(item: Item, name: str, distractors_in: Sequence[str] | None = None) -
 
 def system_length(model: Model, item: Item) -> int:
     """How many leading tokens of the item's prompts are its system prompt's, whatever follows."""
-    return shared_length(model, item.system_prompt)
+    return shared_length(model, [{"role": "system", "content": item.system_prompt}])
 
 
-def shared_length(model: Model, system: str) -> int:
-    """How many leading tokens all prompts under a system prompt share.
+def shared_length(model: Model, opening: Sequence[Message]) -> int:
+    """How many leading tokens all prompts share that open with these messages.
 
     Found by ids: the tokens that the prompt shares with the same prompt under another goal. A template that folds the
     system text into the first user turn is no exception.
     """
-    head = {"role": "system", "content": system}
-    one, other = ([head, {"role": "user", "content": text}] for text in ("0", "Z"))
+    one, other = ([*opening, {"role": "user", "content": text}] for text in ("0", "Z"))
     return common_prefix([render(model, one).ids, render(model, other).ids])
 
 

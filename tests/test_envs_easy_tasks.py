@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -13,10 +14,8 @@ from envs.rollout import first_wrong, run
 from envs.toolshed import Toolshed
 from envs.toolshed.calls import parse_call
 from envs.toolshed.easy import EASY
-from envs.toolshed.replies import EXAMPLE
 from envs.toolshed.tasks import TEMPLATES
-from envs.toolshed.tools import SYSTEM_PROMPT
-from envs.toolshed.world import World
+from envs.toolshed.world import Document, Person, World
 from tests.rollout_cases import PHRASES, saying, streams
 
 SHED = Toolshed()
@@ -121,17 +120,25 @@ def test_the_first_call_of_every_task_has_wrong_versions_and_all_are_drawn(
     assert len(operators) >= 7
 
 
-def test_a_copy_of_the_example_shows_and_does_no_harm(tasks: tuple[Task[World], ...]) -> None:
-    values = [value for _, value in parse_call(EXAMPLE).keywords]
+def test_a_copy_of_a_demonstration_shows(tasks: tuple[Task[World], ...]) -> None:
+    calls = [parse_call(action) for shown in SHED.demonstrations for action, _ in shown.steps]
+    values = [value for call in calls for _, value in call.keywords]
     for seed in range(5):
         for task in SHED.rollout_tasks(48, streams(seed)):
             assert not any(value in f"{task.goal}{task.gold}{task.start}" for value in values)
-            world, outcome = SHED.execute(task.start, Action(EXAMPLE))
-            assert world == task.start
-            assert outcome.failure is not None and outcome.failure.error_type == "person_unknown"
+            for call in calls:
+                after, _ = SHED.execute(task.start, Action(str(call)))
+                assert not SHED.solved(task, after)
 
 
-def test_the_prompt_of_rollouts_is_the_system_prompt_and_one_reply() -> None:
-    assert SHED.rollout_prompt == f"{SYSTEM_PROMPT}\n\nWrite the tool call, and no other words:\n{EXAMPLE}"
-    assert SHED.system_prompt == SYSTEM_PROMPT
-    assert SHED.clean(EXAMPLE) == Action(EXAMPLE) and SHED.reading(Action(EXAMPLE), False) == "call"
+def test_demonstrations_are_read_as_calls_and_answered_as_the_tools_answer() -> None:
+    for shown in SHED.demonstrations:
+        for action, observation in shown.steps:
+            assert SHED.clean(action) == Action(action) and SHED.reading(Action(action), False) == "call"
+            call = parse_call(action)
+            world = SHED.rollout_tasks(1, streams(0))[0].start
+            person = Person("Ottilie Zander", "ottilie.zander@fernhall.example", "visitors")
+            attic = Document("attic/roof.txt", "")
+            furnished = replace(world, people=(*world.people, person), documents=(*world.documents, attic))
+            assert SHED.execute(furnished, Action(str(call)))[1].result == observation
+        assert SHED.execute(world, Action(shown.last))[1].done

@@ -36,6 +36,20 @@ def step(action: str, observation: str) -> tuple[tuple[str, str], tuple[str, str
     return ("assistant", action), ("user", f"Seen: {observation}")
 
 
+SHOWN = (
+    ("user", "Save the text 'lock the shed' in the document 'attic/shed.txt'."),
+    *step("save_document(location='attic/shed.txt', text='lock the shed')", "Saved attic/shed.txt."),
+    ("assistant", "done()"),
+    ("user", "Mail the text 'it is wound' to 'ottilie.zander@fernhall.example', with the topic 'clock'."),
+    *step(
+        "post_mail(address='ottilie.zander@fernhall.example', topic='clock', text='it is wound')",
+        "Mail on clock is under way.",
+    ),
+    ("assistant", "done()"),
+    ("user", "Plan the reminder 'wind the clock' for 2031-01-08."),
+    *step("plan_reminder(note='wind the clock', day='2031-01-08')", "Will remind: wind the clock"),
+    ("assistant", "done()"),
+)
 VERBATIM = (
     *step("drop_meetin(ref='mt-7')", "no such tool"),
     *step("day_agenda(day='2027-03-17')", "nothing booked"),
@@ -56,8 +70,8 @@ DROP = step("day_agenda(day='2027-03-17')", "nothing booked")
 @pytest.mark.parametrize(
     ("history", "told", "failed_turns"),
     [
-        ("verbatim", VERBATIM, (2, 6, 10)),
-        ("verbatim+instr", VERBATIM, (2, 6, 10)),
+        ("verbatim", VERBATIM, (14, 18, 22)),
+        ("verbatim+instr", VERBATIM, (14, 18, 22)),
         ("abstract", ABSTRACT, ()),
         ("drop", DROP, ()),
     ],
@@ -65,11 +79,11 @@ DROP = step("day_agenda(day='2027-03-17')", "nothing booked")
 def test_a_history_is_written_in_full_as_its_harness_writes_it(
     history: str, told: tuple[tuple[str, str], ...], failed_turns: tuple[int, ...], task: Task[World]
 ) -> None:
-    system = SHED.rollout_prompt
+    system = SHED.system_prompt
     if history == "verbatim+instr":
         system += "\nDo not send a failed call again."
-    wanted = turns(("system", system), ("user", task.goal), *told)
-    assert written(history, task) == Request(wanted, failed_turns, ())
+    wanted = turns(("system", system), *SHOWN, ("user", task.goal), *told)
+    assert written(history, task) == Request(wanted, failed_turns, (), 13)
     banned = written(f"{history}+ban", task)
     assert (banned.messages, banned.failed_turns) == (wanted, failed_turns)
 
@@ -98,13 +112,17 @@ def test_without_a_ban_nothing_is_forbidden(task: Task[World]) -> None:
         assert bool(written(name, task).bans) == name.endswith("+ban")
 
 
-def test_the_example_of_a_reply_is_the_same_in_every_harness(task: Task[World]) -> None:
+def test_the_demonstrations_are_the_same_in_every_harness_and_task(task: Task[World]) -> None:
+    others = SHED.rollout_tasks(3, streams(5))
     for name in HARNESSES:
         for history in ((), HISTORY):
-            system = written(name, task, history).messages[0]["content"]
-            assert system.startswith(SHED.rollout_prompt)
-            assert system.count("Write the tool call, and no other words:") == 1
-            more = system.removeprefix(SHED.rollout_prompt)
+            for each in (task, *others):
+                request = written(name, each, history)
+                assert request.messages[1 : request.opening] == turns(*SHOWN)
+                assert request.messages[request.opening]["content"] == each.goal
+            system = request.messages[0]["content"]
+            assert system.startswith(SHED.system_prompt)
+            more = system.removeprefix(SHED.system_prompt)
             assert more == ("\nDo not send a failed call again." if "instr" in name else "")
 
 
@@ -115,8 +133,8 @@ def test_before_anything_failed_all_harnesses_but_the_instruction_write_the_same
 
 def test_a_request_does_not_share_its_messages_with_another(task: Task[World]) -> None:
     first = written("verbatim", task)
-    first.messages[1]["content"] = "spoilt"
-    assert written("verbatim", task).messages[1]["content"] == task.goal
+    first.messages[first.opening]["content"] = "spoilt"
+    assert written("verbatim", task).messages[first.opening]["content"] == task.goal
 
 
 def test_harnesses_are_asked_for_by_name_or_by_group() -> None:

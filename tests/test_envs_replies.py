@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
@@ -276,7 +277,11 @@ def test_no_program_is_banned_but_as_a_whole(repair: CodeRepair) -> None:
 
 
 def test_the_example_of_a_program_is_none_that_a_task_asks_for(repair: CodeRepair) -> None:
-    assert repair.rollout_prompt == f"{repair.system_prompt}\n\nA whole reply looks like this:\n{EXAMPLE}"
+    [shown] = repair.demonstrations
+    assert shown.steps[0][0] == EXAMPLE and not shown.last
+    asserts = shown.goal.split("The asserts:\n")[1].splitlines()
+    problem = replace(bundled_problems()[0], tests=tuple(asserts), imports=())
+    assert repair.run([(problem, EXAMPLE)])[0].outcome == "passed"
     assert repair.reading(repair.clean(EXAMPLE), False) == "call"
     for problem in bundled_problems():
         assert "shout" not in f"{problem.prompt}{problem.code}{problem.tests}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from envs.toolshed import Toolshed
 from experiments.changes_in_loop import CHANGES, parse_changes
 from experiments.records import RunFolder
 from experiments.schema import STEPS
@@ -30,9 +31,8 @@ ZERO = ("--how", "zero", "--heads", HEADS)
 @pytest.fixture(autouse=True)
 def short_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve tools are two thousand tokens to a tokenizer of bytes; a random model reads none of them."""
-    monkeypatch.setattr(
-        "envs.toolshed.Toolshed.rollout_prompt", "Answer with one call, as in day_agenda(day='2031-01-08')."
-    )
+    monkeypatch.setattr("envs.toolshed.Toolshed.system_prompt", "Answer with one call.")
+    monkeypatch.setattr("envs.toolshed.Toolshed.demonstrations", Toolshed.demonstrations[:1])
 
 
 def test_every_step_is_kept_with_all_that_led_to_it(shell: Shell) -> None:

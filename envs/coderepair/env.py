@@ -51,7 +51,7 @@ class CodeRepair:
 
     name = "coderepair"
     system_prompt = SYSTEM_PROMPT
-    rollout_prompt = replies.rollout_prompt(SYSTEM_PROMPT)
+    demonstrations = replies.DEMONSTRATIONS
 
     def __init__(self, sandbox: Sandbox, problems: Sequence[Problem] | None = None) -> None:
         self._sandbox = sandbox

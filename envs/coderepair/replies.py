@@ -13,19 +13,22 @@ import ast
 import re
 import warnings
 
-from envs.agent import Reading, canonical_form, collapsed, unclosed
+from envs.agent import Demonstration, Reading, canonical_form, collapsed, unclosed
+from envs.coderepair.observation import success
 
 # Its function is none that a task asks for, so that a copy of it can be seen.
 EXAMPLE = 'def shout(text):\n    return text.upper() + "!"'
+DEMONSTRATIONS: tuple[Demonstration, ...] = (
+    Demonstration(
+        "Write a function shout(text) that gives the text in capitals with an exclamation mark behind it.\n\n"
+        "The asserts:\nassert shout('hi') == 'HI!'\nassert shout('') == '!'",
+        ((EXAMPLE, success(2)),),
+    ),
+)
 
 _OPENING = re.compile(r"```[\w+-]*[ \t]*\n")
 _BEGINNING = re.compile(r"^[ \t]*(?:(?:async[ \t]+)?def|class|import|from)[ \t]|^[ \t]*@\w", re.MULTILINE)
 _COMMENT = re.compile(r"(?<!\S)#[^\n]*")
-
-
-def rollout_prompt(system_prompt: str) -> str:
-    """The system prompt and the example of a reply."""
-    return f"{system_prompt}\n\nA whole reply looks like this:\n{EXAMPLE}"
 
 
 def clean(raw: str) -> str:

@@ -25,7 +25,7 @@ class Toolshed:
 
     name = "toolshed"
     system_prompt = SYSTEM_PROMPT
-    rollout_prompt = replies.ROLLOUT_PROMPT
+    demonstrations = replies.DEMONSTRATIONS
 
     def tasks(self, n: int, stream: Stream) -> tuple[Task[World], ...]:
         """The first n tasks, six templates in rotation, task i from the stream `toolshed-task-i`."""

@@ -10,17 +10,37 @@ import math
 import re
 from typing import Any
 
-from envs.agent import Reading, canonical_form, collapsed, unclosed
+from envs.agent import Demonstration, Reading, canonical_form, collapsed, unclosed
 from envs.toolshed import faults
 from envs.toolshed.calls import MAX_CHARACTERS, Call, parse_call
-from envs.toolshed.tools import SYSTEM_PROMPT, TOOLS
+from envs.toolshed.tools import TOOLS
 
 DONE = "done"
-# Nobody of this name works here, so that a copy shows: it fails and spoils no task. Of twenty wordings tried on
-# SmolLM2-135M (the first replies to six or eight easy errands) this one got most readable calls, 4 of 8; none that
-# shows a call of one argument got any.
-EXAMPLE = "post_mail(address='ottilie.zander@fernhall.example', topic='clock', text='it is wound')"
-ROLLOUT_PROMPT = f"{SYSTEM_PROMPT}\n\nWrite the tool call, and no other words:\n{EXAMPLE}"
+# Turns of chat and not examples in the system prompt: after those, of twenty wordings tried, SmolLM2-135M began with a
+# readable call in no more than 4 of 8 easy errands, after these in 16 of 24 (tasks of another seed). No task has their
+# names and days, so that a copy shows.
+DEMONSTRATIONS: tuple[Demonstration, ...] = (
+    Demonstration(
+        "Save the text 'lock the shed' in the document 'attic/shed.txt'.",
+        (("save_document(location='attic/shed.txt', text='lock the shed')", "Saved attic/shed.txt."),),
+        "done()",
+    ),
+    Demonstration(
+        "Mail the text 'it is wound' to 'ottilie.zander@fernhall.example', with the topic 'clock'.",
+        (
+            (
+                "post_mail(address='ottilie.zander@fernhall.example', topic='clock', text='it is wound')",
+                "Mail on clock is under way.",
+            ),
+        ),
+        "done()",
+    ),
+    Demonstration(
+        "Plan the reminder 'wind the clock' for 2031-01-08.",
+        (("plan_reminder(note='wind the clock', day='2031-01-08')", "Will remind: wind the clock"),),
+        "done()",
+    ),
+)
 
 _FENCE = re.compile(r"`{3,}[\w+-]*")  # a line that opens or closes a block of code
 _AROUND = re.compile(r"`+(?:(?:python|py)\s+)?|\s+|(?:action|tool|call)\s*:", re.IGNORECASE)
