@@ -25,11 +25,10 @@ Reading = Literal["empty", "prose", "truncated", "unparsable", "call"]
 
 @dataclass(frozen=True)
 class Demonstration:
-    """An errand carried out: its goal, (action, observation) pairs, and an action without observation, or none."""
+    """An errand carried out: its goal, and (action, observation) pairs."""
 
     goal: str
     steps: tuple[tuple[str, str], ...]
-    last: str = ""
 
 
 @runtime_checkable  # the types in signatures are checked while testing

@@ -154,8 +154,6 @@ def _demonstrated(environment: AgentEnvironment[State], phrases: Phrases) -> lis
         messages.append(_turn("user", shown.goal))
         for action, observation in shown.steps:
             messages += _step(action, observation, phrases)
-        if shown.last:
-            messages.append(_turn("assistant", shown.last))
     return messages
 
 

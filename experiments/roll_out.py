@@ -60,7 +60,7 @@ HARNESS = Option("harness", str, "all", "all, paper (its six), or a list such as
 TASKS = Option("tasks", positive, 24, "tasks, the same for every harness")
 STEPS = Option("steps", positive, 6, "free steps at most")
 TOKENS = Option(
-    "tokens", positive, None, "tokens a reply has at most; by default 32 (toolshed) or 200 (coderepair)"
+    "tokens", positive, None, "tokens a reply has at most; by default 64 (toolshed) or 200 (coderepair)"
 )
 TEMPERATURE = Option("temperature", not_negative_number, 0.0, "0: greedy")
 SAMPLES = Option("samples", positive, 1, "rollouts of a task, for a temperature above 0")

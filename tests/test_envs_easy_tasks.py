@@ -138,7 +138,6 @@ def test_demonstrations_are_read_as_calls_and_answered_as_the_tools_answer() -> 
             call = parse_call(action)
             world = SHED.rollout_tasks(1, streams(0))[0].start
             person = Person("Ottilie Zander", "ottilie.zander@fernhall.example", "visitors")
-            attic = Document("attic/roof.txt", "")
+            attic = Document("attic/clock.txt", "it is wound")
             furnished = replace(world, people=(*world.people, person), documents=(*world.documents, attic))
             assert SHED.execute(furnished, Action(str(call)))[1].result == observation
-        assert SHED.execute(world, Action(shown.last))[1].done

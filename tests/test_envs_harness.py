@@ -37,18 +37,16 @@ def step(action: str, observation: str) -> tuple[tuple[str, str], tuple[str, str
 
 
 SHOWN = (
-    ("user", "Save the text 'lock the shed' in the document 'attic/shed.txt'."),
-    *step("save_document(location='attic/shed.txt', text='lock the shed')", "Saved attic/shed.txt."),
-    ("assistant", "done()"),
-    ("user", "Mail the text 'it is wound' to 'ottilie.zander@fernhall.example', with the topic 'clock'."),
+    ("user", "Mail what attic/clock.txt says to 'ottilie.zander@fernhall.example', with the topic 'clock'."),
+    *step("open_document(location='attic/clock.txt')", "it is wound"),
     *step(
         "post_mail(address='ottilie.zander@fernhall.example', topic='clock', text='it is wound')",
         "Mail on clock is under way.",
     ),
-    ("assistant", "done()"),
+    ("user", "Save the text 'lock the shed' in the document 'attic/shed.txt'."),
+    *step("save_document(location='attic/shed.txt', text='lock the shed')", "Saved attic/shed.txt."),
     ("user", "Plan the reminder 'wind the clock' for 2031-01-08."),
     *step("plan_reminder(note='wind the clock', day='2031-01-08')", "Will remind: wind the clock"),
-    ("assistant", "done()"),
 )
 VERBATIM = (
     *step("drop_meetin(ref='mt-7')", "no such tool"),
@@ -70,8 +68,8 @@ DROP = step("day_agenda(day='2027-03-17')", "nothing booked")
 @pytest.mark.parametrize(
     ("history", "told", "failed_turns"),
     [
-        ("verbatim", VERBATIM, (14, 18, 22)),
-        ("verbatim+instr", VERBATIM, (14, 18, 22)),
+        ("verbatim", VERBATIM, (13, 17, 21)),
+        ("verbatim+instr", VERBATIM, (13, 17, 21)),
         ("abstract", ABSTRACT, ()),
         ("drop", DROP, ()),
     ],
@@ -83,7 +81,7 @@ def test_a_history_is_written_in_full_as_its_harness_writes_it(
     if history == "verbatim+instr":
         system += "\nDo not send a failed call again."
     wanted = turns(("system", system), *SHOWN, ("user", task.goal), *told)
-    assert written(history, task) == Request(wanted, failed_turns, (), 13)
+    assert written(history, task) == Request(wanted, failed_turns, (), 12)
     banned = written(f"{history}+ban", task)
     assert (banned.messages, banned.failed_turns) == (wanted, failed_turns)
 

@@ -17,28 +17,26 @@ from envs.toolshed.tools import TOOLS
 
 DONE = "done"
 # Turns of chat and not examples in the system prompt: after those, of twenty wordings tried, SmolLM2-135M began with a
-# readable call in no more than 4 of 8 easy errands, after these in 16 of 24 (tasks of another seed). No task has their
-# names and days, so that a copy shows.
+# readable call in no more than 4 of 8 easy errands, after these in 11 of 12 of all kinds (tasks of another seed). None
+# ends with done(): it would then say so after every result. No task has their names and days, so that a copy shows.
 DEMONSTRATIONS: tuple[Demonstration, ...] = (
     Demonstration(
-        "Save the text 'lock the shed' in the document 'attic/shed.txt'.",
-        (("save_document(location='attic/shed.txt', text='lock the shed')", "Saved attic/shed.txt."),),
-        "done()",
-    ),
-    Demonstration(
-        "Mail the text 'it is wound' to 'ottilie.zander@fernhall.example', with the topic 'clock'.",
+        "Mail what attic/clock.txt says to 'ottilie.zander@fernhall.example', with the topic 'clock'.",
         (
+            ("open_document(location='attic/clock.txt')", "it is wound"),
             (
                 "post_mail(address='ottilie.zander@fernhall.example', topic='clock', text='it is wound')",
                 "Mail on clock is under way.",
             ),
         ),
-        "done()",
+    ),
+    Demonstration(
+        "Save the text 'lock the shed' in the document 'attic/shed.txt'.",
+        (("save_document(location='attic/shed.txt', text='lock the shed')", "Saved attic/shed.txt."),),
     ),
     Demonstration(
         "Plan the reminder 'wind the clock' for 2031-01-08.",
         (("plan_reminder(note='wind the clock', day='2031-01-08')", "Will remind: wind the clock"),),
-        "done()",
     ),
 )
 
