@@ -16,6 +16,7 @@ SHOWN = {
     "near_repeat_rate": "near",
     "repeat_per_chance": "per chance",
     "first_chance_repeats": "first chance",
+    "again_share": "any again",
     "stuck": "stuck",
     "prose_rate": "prose",
     "truncated_rate": "cut off",

@@ -178,7 +178,7 @@ ROLLOUTS = (
     *("solved", "end", "n_steps", "n_new_tokens", "n_prompt_tokens", "n_failed"),
     *("parseable_share", "ok_share", "prose_rate", "truncated_rate", "unparsable_rate", "empty_rate"),
     *("banned_out", "exact_repeat_rate", "canonical_repeat_rate", "near_repeat_rate", "repeat_per_chance"),
-    *("first_chance_repeats", "cycle2", "cycle3", "stuck", "n_ban_events", "ban_active"),
+    *("first_chance_repeats", "again_share", "cycle2", "cycle3", "stuck", "n_ban_events", "ban_active"),
 )
 # n: rollouts in which the metric is defined; n_undefined: the others.
 RATES = ("model", "env", "arm", "harness", "change", "metric", *_INTERVAL, "n_undefined")

@@ -3,6 +3,7 @@
     failed       the turn brought an error: kind failed, prose, truncated, unparsable or empty
     exact        the action's text, stripped, already failed earlier in this rollout
     canonical    its canonical text did (the same for one call in two spellings)
+    again        its canonical text was sent earlier, whether it failed or not: a call that worked is repeated too
     near         no canonical repeat, and it fails again with the error type of an earlier failure whose canonical
                  text is at least 0.9 similar: a variant of a wrong call that changed nothing
     cycle        of period p: the last p actions are the p before them, and no shorter period does it; A B A B for p = 2
@@ -58,6 +59,14 @@ def exact(steps: pd.DataFrame) -> Marks:
 def canonical(steps: pd.DataFrame) -> Marks:
     """Steps whose canonical text already failed."""
     return _already_failed(steps, [str(text) for text in steps["canonical"]])
+
+
+def again(steps: pd.DataFrame) -> Marks:
+    """Steps whose canonical action was taken before in this rollout, with whatever outcome."""
+    actions = _actions(steps)
+    return np.array(
+        [action is not None and action in actions[:place] for place, action in enumerate(actions)], bool
+    )
 
 
 def near(steps: pd.DataFrame, similarity: float = SIMILARITY) -> Marks:

@@ -11,6 +11,8 @@ free steps of a rollout
                            canonical_repeat_rate and near_repeat_rate in the same way; NaN where no free step failed
     repeat_per_chance      of the free steps with a failure before them ("at risk"), the share that is a canonical
                            repeat, whether it fails again or not; NaN where none is at risk
+    again_share            of the free steps with any step before them, the share whose canonical action was taken
+                           before, failed or not; NaN where none has one
     first_chance_repeats   1 if the first step at risk is a canonical repeat, else 0; NaN where none is at risk
     cycle2, cycle3, same_action_error_3, same_observation_4, alternating_6          some free step completes the pattern
     stuck                  the step limit ended the rollout, and at least 2 failed free steps are canonical repeats (the
@@ -39,7 +41,7 @@ ROLLOUTS = (
     *("solved", "end", "n_steps", "n_new_tokens", "n_prompt_tokens", "n_failed"),
     *("parseable_share", "ok_share", "prose_rate", "truncated_rate", "unparsable_rate", "empty_rate"),
     *("banned_out", "exact_repeat_rate", "canonical_repeat_rate", "near_repeat_rate", "repeat_per_chance"),
-    *("first_chance_repeats", "cycle2", "cycle3", "stuck", "n_ban_events", "ban_active"),
+    *("first_chance_repeats", "again_share", "cycle2", "cycle3", "stuck", "n_ban_events", "ban_active"),
 )  # and the three detectors, whose names hold their thresholds
 KEYS = ROLLOUTS[:8]
 STEP_MARKS = ("exact", "canonical_repeat", "near", "at_risk")
@@ -162,6 +164,7 @@ def _measures(rollout: pd.DataFrame) -> dict[str, object]:
     cycles = {f"cycle{period}": bool((repeats.cycle(rollout, period) & ~given).any()) for period in (2, 3)}
     free = rollout[~given]
     kinds, fails = free["kind"], repeats.failed(free)
+    taken_before = repeats.again(rollout)[~given & (np.arange(len(rollout)) > 0)]
     again, at_risk = free["canonical_repeat"].to_numpy(bool), free["at_risk"].to_numpy(bool)
     chances = again[at_risk]
     return {
@@ -181,6 +184,7 @@ def _measures(rollout: pd.DataFrame) -> dict[str, object]:
         "near_repeat_rate": _share(free["near"][fails]),
         "repeat_per_chance": _share(chances),
         "first_chance_repeats": float(chances[0]) if len(chances) else math.nan,
+        "again_share": _share(taken_before),
         **cycles,
         "stuck": bool(last["end"] == "step_limit" and (again & fails).sum() >= 2),
         "n_ban_events": int(free["n_ban_events"].sum()),

@@ -41,6 +41,13 @@ def test_the_columns_are_the_schemas() -> None:
     assert set(rollout_measures._NEEDED) <= set(schema.ROWS["steps"]) == set(rollout("a").columns)
 
 
+def test_a_call_that_worked_and_is_sent_again_is_no_repeat_of_a_failure_and_is_counted_apart() -> None:
+    found = one(rollout("ABAA"))
+    assert found["again_share"] == 2 / 3
+    assert math.isnan(found["canonical_repeat_rate"]) and math.isnan(found["repeat_per_chance"])
+    assert math.isnan(one(rollout("A"))["again_share"])
+
+
 def test_every_measure_of_a_rollout_is_what_one_counts_by_hand() -> None:
     # Given: a. Then a repeats, p (prose) and t (truncated) fail, p repeats, A is right, and a fails once more.
     steps = rollout(
@@ -53,7 +60,7 @@ def test_every_measure_of_a_rollout_is_what_one_counts_by_hand() -> None:
     assert found["prose_rate"] == 2 / 6 and found["truncated_rate"] == 1 / 6
     assert found["unparsable_rate"] == found["empty_rate"] == 0
     assert found["exact_repeat_rate"] == found["canonical_repeat_rate"] == 3 / 5
-    assert found["near_repeat_rate"] == 0
+    assert found["near_repeat_rate"] == 0 and found["again_share"] == 3 / 6
     assert found["repeat_per_chance"] == 3 / 6 and found["first_chance_repeats"] == 1
     assert found["n_ban_events"] == 3 and found["ban_active"] == 2 / 6
     assert bool(found["stuck"]) and not found["cycle2"] and not found["banned_out"] and not found["solved"]
