@@ -25,6 +25,7 @@ SHOWN = {
 }
 """Measure → heading; means over rollouts. exact, canonical and near are shares of failed steps."""
 FLOOR = 0.5
+COMPARED = ("parseable_share", "solved", "repeat_per_chance", "again_share", "stuck")
 
 
 def rollout_text(tables: Mapping[str, pd.DataFrame]) -> str:
@@ -34,6 +35,8 @@ def rollout_text(tables: Mapping[str, pd.DataFrame]) -> str:
     wide = rates.pivot(index="arm", columns="metric", values="mean").loc[order, list(SHOWN)]
     shown = wide.rename(columns=SHOWN).reset_index()
     lines = [f"means over {int(rates['n'].max())} rollouts an arm", frame_text(shown, 2)]
+    if "rollout_contrasts" in tables:
+        lines += ["", _contrast_text(tables["rollout_contrasts"])]
     first = wide.iloc[0]
     if first["parseable_share"] < FLOOR:
         lines.append(
@@ -42,3 +45,20 @@ def rollout_text(tables: Mapping[str, pd.DataFrame]) -> str:
             "a failure."
         )
     return "\n".join(lines)
+
+
+def _contrast_text(contrasts: pd.DataFrame) -> str:
+    """Paired differences to the first arm with their intervals; a star where Holm's p is below 0.05."""
+    chosen = contrasts[contrasts["metric"].isin(COMPARED)]
+    cells = chosen.assign(
+        cell=[
+            f"{row.difference:+.2f} [{row.ci_lo:+.2f}, {row.ci_hi:+.2f}]{'*' if row.p_holm < 0.05 else ' '}"
+            for row in chosen.itertuples()
+        ]
+    )
+    order = list(dict.fromkeys(cells["arm"]))
+    wide = cells.pivot(index="arm", columns="metric", values="cell").loc[order, list(COMPARED)]
+    shown = wide.rename(columns=SHOWN).reset_index()
+    baseline = chosen["baseline"].iloc[0]
+    head = f"paired differences to {baseline} (*: p < 0.05, Holm's correction over the arms of a measure)"
+    return f"{head}\n{frame_text(shown)}"

@@ -5,6 +5,8 @@ engine = Engine(load_model("smollm2-135m-q4"))
 """
 
 from mech.attribution import Attribution, attribute
+from mech.chain import Chain
+from mech.decoding import Decoding, Turn, decode
 from mech.engine import Engine, Run
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
@@ -14,11 +16,14 @@ from mech.model import Model
 from mech.patching import patch_heads, patch_sets
 from mech.queries import Query, Score
 from mech.sites import kv_head_of
+from mech.standing import Standing
 
 __all__ = [
     "NOTHING",
     "Attribution",
+    "Chain",
     "Cut",
+    "Decoding",
     "Edit",
     "Engine",
     "Head",
@@ -29,8 +34,11 @@ __all__ = [
     "Query",
     "Run",
     "Score",
+    "Standing",
+    "Turn",
     "attribute",
     "cut_edges",
+    "decode",
     "kv_head_of",
     "load_model",
     "patch_heads",

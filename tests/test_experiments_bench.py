@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.bench import rate_method, scoring_methods, sweep_methods
+from experiments.bench_decoding import CONDITIONS, _same, decoding_methods
 from experiments.bench_methods import PrefixCached, full_forwards, load_stock
 from experiments.bench_timing import Method, Turn, compare, report_text, spread, turns
 from experiments.bench_work import layer_flop, matrix_entries, read_flop, scoring_flop, sweep_flop
@@ -135,15 +136,25 @@ def test_all_methods_of_a_part_answer_alike(tiny_folder: FolderFactory, tmp_path
     parts = [
         scoring_methods(engine, stock, PrefixCached(stock), ITEMS[1], wording, 5),
         sweep_methods(engine, recipient, donor, 4),
+        decoding_methods(engine, stock, ITEMS[1], wording),
         [rate_method(model)],
     ]
     clock = count()
     done = list(turns(enumerate(parts), lambda: float(next(clock))))
     answers: list[Mapping[str, float]] = [turn.answers for turn in done]
-    assert [len(each) for each in answers] == [20, 20, 5, 12, 4, 1]
+    assert [len(each) for each in answers] == [20, 20, 5, 12, 4, 2, 2, 2, 2, 1]
     # A sweep in which patching changes nothing would agree by itself.
     assert max(abs(value - recipient.score.total) for value in answers[3].values()) > 100 * NATS
     assert compare(done)["max_diff_nats"].max() <= NATS
+
+
+def test_ways_that_write_different_turns_are_not_compared() -> None:
+    written: list[tuple[int, ...]] = []
+    first = _same(written, [(1, 2), (3,)], [-1.0, -2.0])
+    assert first == dict(zip(CONDITIONS, [-1.0, -2.0], strict=True))
+    assert _same(written, [(1, 2), (3,)], [-1.5, -2.0])["pre"] == -1.5
+    with pytest.raises(RuntimeError, match="different turns"):
+        _same(written, [(1, 2), (4,)], [-1.0, -2.0])
 
 
 def test_bench_prints_every_ratio_and_writes_the_table(shell: Shell) -> None:
@@ -152,7 +163,7 @@ def test_bench_prints_every_ratio_and_writes_the_table(shell: Shell) -> None:
         *("--sample-heads", "3", "--sample-full", "2", "--quiet", "yes"),
     )
     text, table = "\n".join(said.out), shell.table("bench").set_index("method")
-    assert list(table["part"]) == ["scoring"] * 3 + ["sweep"] * 2 + ["rate"]
+    assert list(table["part"]) == ["scoring"] * 3 + ["decoding"] * 4 + ["sweep"] * 2 + ["rate"]
     for name, row in table.iterrows():
         if row["part"] != "rate":
             assert f"{name:<34}{row['seconds']:>9.3f}{row['ratio']:>8.1f}x" in text
