@@ -66,7 +66,7 @@ class ModelPolicy:
         model = self._engine.model
         messages = list(request.messages)
         rendering = render(model, messages)
-        spans = self._hidden(request, rendering.ids)
+        spans = self._hidden(request)
         kept = [one for ban in request.bans for one in self.bans(ban)]
         chain = self._chain_for(messages[: request.opening], rendering.ids)
         turn = decode(chain, rendering.ids, self._how, kept, spans, self._rng)
@@ -101,11 +101,10 @@ class ModelPolicy:
     def _canonical(self, text: str) -> str:
         return self._environment.canonical(self._environment.clean(text).text)
 
-    def _hidden(self, request: Request, prompt: Sequence[int]) -> tuple[Span, ...]:
+    def _hidden(self, request: Request) -> tuple[Span, ...]:
         if not len(self._standing.hidden):
             return ()
-        messages = list(request.messages)
-        return tuple(turn_span(self._engine.model, messages, at, prompt) for at in request.failed_turns)
+        return tuple(turn_span(self._engine.model, request.messages, at) for at in request.failed_turns)
 
     def _chain_for(self, opening: Sequence[Message], prompt: Sequence[int]) -> Chain:
         """The rollout's chain; it begins with the trunk that all rollouts with this opening share."""
