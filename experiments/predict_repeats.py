@@ -33,7 +33,7 @@ from experiments.environments import open_environment
 from experiments.options import DEVICE, DTYPE, ENGINE, MODEL, OUT, PROBLEMS, QUIET, WORDING, Report, Study
 from experiments.progress import progress
 from experiments.records import RunFolder, read_run
-from experiments.roll_out import phrases
+from experiments.rolling import phrases
 from experiments.seeds import py_stream, stream
 from experiments.session import open_model, open_run, read_wording, require_out
 from experiments.tables import frame_text

@@ -49,6 +49,8 @@ def other_value(option: Option, folder: Path) -> str:
         return "pre,succ"
     if option.name == "k":
         return "3,16"
+    if option.name == "detectors":
+        return "3,5,6"
     return str(option.default + 1) if isinstance(option.default, int) else "7"
 
 
