@@ -9,6 +9,7 @@
 | `failed` | could be read, and was refused |
 | `empty` `prose` `truncated` `unparsable` | could not be read (see `envs.agent`), and was answered with that error |
 | `banned_out` | stopped half-way, since the bans left the policy nothing to write; nothing was carried out |
+| `no_room` | was not begun, since the transcript fills the model's positions |
 
 | end of a rollout | when |
 |---|---|
@@ -16,6 +17,7 @@
 | `done` | the policy declared the task finished, and it is not solved |
 | `step_limit` | so many free steps were taken |
 | `ban_exhausted` | a step was `banned_out` |
+| `no_room` | a step had `no_room` |
 
 The goal is checked after every step, so that a rollout ends as soon as it is solved. What a model may write is an
 outcome, never an exception.
@@ -33,9 +35,9 @@ from envs.base import Action, Outcome, State, Task, WrongAction
 from envs.errors import InputError
 from envs.harness import Harness, Past, Phrases, Request, write
 
-Kind = Literal["ok", "done", "failed", "empty", "prose", "truncated", "unparsable", "banned_out"]
-End = Literal["solved", "done", "step_limit", "ban_exhausted"]
-Stop = Literal["end_of_turn", "stop_text", "special_token", "token_limit", "ban_exhausted"]
+Kind = Literal["ok", "done", "failed", "empty", "prose", "truncated", "unparsable", "banned_out", "no_room"]
+End = Literal["solved", "done", "step_limit", "ban_exhausted", "no_room"]
+Stop = Literal["end_of_turn", "stop_text", "special_token", "token_limit", "ban_exhausted", "no_room"]
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,9 @@ def run(
     for _ in range(max_steps):
         request = write(harness, environment, task, [each.past for each in steps], phrases)
         reply = policy(request)
-        if reply.stop == "ban_exhausted":
-            steps.append(_banned_out(environment, len(steps), reply, request))
-            return Rollout(task, tuple(steps), "ban_exhausted")
+        if reply.stop in ("ban_exhausted", "no_room"):
+            steps.append(_not_taken(environment, len(steps), reply, request))
+            return Rollout(task, tuple(steps), reply.stop)
         step, state = _act(environment, task, state, len(steps), reply, len(request.bans))
         steps.append(step)
         if step.solved:
@@ -202,8 +204,8 @@ def _given(
     return replace(step, given=True, stop="given")
 
 
-def _banned_out(environment: AgentEnvironment[State], index: int, reply: Reply, request: Request) -> Step:
-    """The step of a policy that had nothing left to write: its text so far, not carried out."""
+def _not_taken(environment: AgentEnvironment[State], index: int, reply: Reply, request: Request) -> Step:
+    """The step of a policy that had nothing left to write, or no room for it: its text so far, not carried out."""
     text = environment.clean(reply.text).text
     return Step(
         index=index,
@@ -211,7 +213,7 @@ def _banned_out(environment: AgentEnvironment[State], index: int, reply: Reply, 
         raw=reply.text,
         action=text,
         canonical=environment.canonical(text),
-        kind="banned_out",
+        kind="banned_out" if reply.stop == "ban_exhausted" else "no_room",
         error_type=None,
         tool=None,
         observation="",

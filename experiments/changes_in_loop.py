@@ -23,8 +23,16 @@ from mech.errors import InputError
 from mech.heads import HeadSet
 from mech.patching import all_heads
 from mech.standing import STANDING_NOTHING, Standing
+from mech.turn_spans import turn_span
 
 CHANGES = ("none", "ablate", "hide", "hide-all", "ablate-random", "hide-random")
+
+
+_RECORD = (
+    {"role": "user", "content": "Look up Ada."},
+    {"role": "assistant", "content": "lookup(name='Ada')"},
+    {"role": "user", "content": "Result: no Ada"},
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +68,12 @@ def changes(session: Session, args: argparse.Namespace) -> Changes:
     """What --change, --heads, --how, --where, --alpha and --controls ask for.
 
     Raises:
-        InputError: the heads cannot be told or do not exist.
+        InputError: the heads cannot be told or do not exist, or the template does not write a turn as it is.
     """
     names = parse_changes(args.change)
     model = session.model
+    if any(name.startswith("hide") for name in names):
+        turn_span(model, _RECORD, 1)  # a template that hides nothing is found out before hours of rollouts
     sets: dict[str, HeadSet] = {}
     if set(names) - {"none", "hide-all"}:
         sets["selected"] = choose_heads(args.heads, model, args, session.rng_for)

@@ -11,7 +11,7 @@ Bans come as texts. How strictly one is kept is `--ban`:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -68,16 +68,24 @@ class ModelPolicy:
         rendering = render(model, messages)
         spans = self._hidden(request)
         kept = [one for ban in request.bans for one in self.bans(ban)]
-        chain = self._chain_for(messages[: request.opening], rendering.ids)
-        turn = decode(chain, rendering.ids, self._how, kept, spans, self._rng)
-        about = {
+        about: dict[str, Any] = {
             "n_prompt_tokens": len(rendering.ids),
             "prompt_sha256": hashlib.sha256(rendering.text.encode()).hexdigest(),
             "prompt_ids": list(rendering.ids),
             "notes": list(rendering.notes),
-            **recorded(model, turn),
         }
-        return Reply(turn.text, turn.stop, about)
+        if (
+            model.n_positions is not None
+            and len(rendering.ids) + self._how.max_new_tokens > model.n_positions
+        ):
+            return Reply("", "no_room", {**NOT_WRITTEN, **about})
+        chain = self._chain_for(messages[: request.opening], rendering.ids)
+        turn = decode(chain, rendering.ids, self._how, kept, spans, self._rng)
+        written = recorded(model, turn)
+        spelt = [token for token in model.tokenizer.all_special_tokens if token in turn.text]
+        if spelt:  # in ordinary tokens here, and read as the special token in the next prompt
+            about["notes"] = [*about["notes"], f"the reply spells {', '.join(spelt)}"]
+        return Reply(turn.text, turn.stop, {**about, **written})
 
     def bans(self, ban: harness.Ban) -> list[bans.Ban]:
         """What a banned text means to the decoder at this level."""
@@ -116,6 +124,15 @@ class ModelPolicy:
         return self._chain
 
 
+NOT_WRITTEN: Mapping[str, Any] = {
+    "n_prompt_tokens": 0, "n_new_tokens": 0, "n_ban_events": 0, "n_refused": 0, "prompt_sha256": None, "prompt_ids": [],
+    "token_ids": [], "token_logprobs": [], "first_top": [], "ban_events": [], "ban_leaks": [], "notes": [],
+}  # fmt: skip
+"""What a row records of a step that the model did not write."""
+EVENTS = 64
+"""Refusals kept in a row; where bans leave no token there are as many as the vocabulary has entries."""
+
+
 def recorded(model: Model, turn: Turn) -> dict[str, Any]:
     """What a row keeps of a turn: its ids and their log-probabilities, the first token's candidates, the refusals."""
     tokenizer = model.tokenizer
@@ -124,7 +141,10 @@ def recorded(model: Model, turn: Turn) -> dict[str, Any]:
         "token_ids": [*turn.tokens, *([] if turn.end is None else [turn.end])],
         "token_logprobs": list(turn.logprobs),
         "first_top": [[token, tokenizer.decode([token]), logprob] for token, logprob in turn.first],
-        "n_ban_events": len(turn.events),
-        "ban_events": [[at, token, tokenizer.decode([token]), label] for at, token, label in turn.events],
+        "n_ban_events": len({at for at, _, _ in turn.events}),
+        "n_refused": len(turn.events),
+        "ban_events": [
+            [at, token, tokenizer.decode([token]), label] for at, token, label in turn.events[:EVENTS]
+        ],
         "ban_leaks": list(turn.leaks),
     }

@@ -67,6 +67,11 @@ def run(args: argparse.Namespace) -> Report:
     args = argparse.Namespace(**{**vars(args), "env": settings["env"]})
     with open_environment(args) as environment:
         tasks = environment.rollout_tasks(settings["tasks"], lambda name: py_stream(settings["seed"], name))
+        unknown = set(studies["rollout"]["provenance"]["tasks"]) - {task.task_id for task in tasks}
+        if unknown:
+            raise InputError(
+                f"The task {min(unknown)} of the rollouts is not among these: give the same --problems."
+            )
         engine = Engine(open_model(args), slow=args.engine == "reference")
         derived = {"rollout": studies["rollout"]["config_hash"]}
         with open_run(STUDY, args, engine.model, {"wording_sha256": wording.sha256}, derived) as folder:
@@ -80,7 +85,11 @@ def run(args: argparse.Namespace) -> Report:
                 wording,
                 args.quiet,
             )
-            tables = derive(folder, lambda name: stream(settings["seed"], f"predict/{name}"))
+            tables = tables_of(
+                folder.rows("decisions"), lambda name: stream(settings["seed"], f"predict/{name}")
+            )
+            for name, table in tables.items():
+                folder.write_table(name, table)
             folder.finish({"forwards_run": engine.meter.ran})
     return Report("\n".join([frame_text(tables["predict"]), f"written to {args.out}"]))
 
@@ -202,7 +211,7 @@ def decision_row(
         "p_repeat": _share([logp["fail", text] for text in texts]),
         "p_repeat_pre": _share([logp["pre", text] for text in texts]),
         "repeats": bool(row["canonical_repeat"]),
-        "repeats_exact": row["action"] == failed.action and row["stop"] == "end_of_turn",
+        "repeats_exact": row["raw"] == failed.action and row["stop"] == "end_of_turn",
     }
 
 
@@ -217,11 +226,11 @@ def _share(sums: Sequence[float]) -> float:
     return float(weights[0] / weights.sum())
 
 
-def derive(folder: RunFolder, rng_for: RngFactory) -> dict[str, pd.DataFrame]:
-    """predict.csv and calibration.csv; p_exact is judged by repeats to the letter, all else by canonical ones."""
-    points = folder.rows("decisions").astype({"repeats": int, "repeats_exact": int})
+def tables_of(decisions: pd.DataFrame, rng_for: RngFactory) -> dict[str, pd.DataFrame]:
+    """The tables predict and calibration; p_exact is judged by repeats to the letter, all else by canonical ones."""
+    points = decisions.astype({"repeats": int, "repeats_exact": int})
     exact = points.assign(repeats=points["repeats_exact"])
-    tables = {
+    parts = {
         "predict": [
             predict_table(points, PREDICTORS, PROBABILITIES, rng_for),
             predict_table(exact, ["p_exact"], ["p_exact"], rng_for),
@@ -231,10 +240,7 @@ def derive(folder: RunFolder, rng_for: RngFactory) -> dict[str, pd.DataFrame]:
             calibration_table(exact, ["p_exact"], rng_for),
         ],
     }
-    joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
-    for name, table in joined.items():
-        folder.write_table(name, table)
-    return joined
+    return {name: pd.concat(both, ignore_index=True) for name, both in parts.items()}
 
 
 STUDY = Study(

@@ -7,7 +7,6 @@ rollout_contrasts.csv (paired, to the first arm), rollout_factorial.csv
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
 import pandas as pd
 
@@ -15,6 +14,7 @@ from envs.harness import parse_harnesses
 from experiments.ablated_sets import HEADS
 from experiments.ablating import ALPHA, BY, HOW, REFERENCE, WHERE
 from experiments.changes_in_loop import CHANGES, changes, parse_changes
+from experiments.copies import with_copies
 from experiments.environments import AGENT_ENV, open_environment
 from experiments.options import (
     ITEMS,
@@ -32,7 +32,7 @@ from experiments.options import (
 )
 from experiments.policies import BAN_LEVELS
 from experiments.records import RunFolder
-from experiments.rolling import Arm, roll_out
+from experiments.rolling import Arm, given_first, phrases, roll_out
 from experiments.rollout_text import rollout_text
 from experiments.seeds import py_stream, stream
 from experiments.session import Session, open_model, open_run, read_wording, require_out
@@ -41,6 +41,7 @@ from mech.errors import InputError
 from probes.rollout_measures import per_rollout
 from probes.rollout_survival import survival
 from probes.rollout_tables import contrasts, factorial, rates
+from probes.stats import RngFactory
 
 HARNESS = Option("harness", str, "all", "all, paper (its six), or a list such as verbatim,drop+ban")
 TASKS = Option("tasks", positive, 24, "tasks, the same for every harness")
@@ -88,6 +89,8 @@ def run(args: argparse.Namespace) -> Report:
     wording = read_wording(args)
     with open_environment(args) as environment:
         tasks = environment.rollout_tasks(args.tasks, lambda name: py_stream(args.seed, name))
+        given = given_first(environment, tasks, args.seed) if args.first == "given" else {}
+        tasks = tuple(task for task in tasks if args.first == "free" or task.task_id in given)
         session = Session(Engine(open_model(args)), [], wording, lambda name: stream(args.seed, name))
         change = changes(session, args)
         arms = [Arm(harness, one) for one in change.changes for harness in harnesses]
@@ -98,27 +101,31 @@ def run(args: argparse.Namespace) -> Report:
             "arms": [arm.name for arm in arms],
         }
         with open_run(STUDY, args, session.model, about, change.derived) as folder:
-            roll_out(folder, session, environment, tasks, arms, args)
-            tables = derive(folder, session, arms, args.detectors)
+            roll_out(folder, session, environment, tasks, arms, args, given)
+            by_id = {task.task_id: task for task in tasks}
+            steps = with_copies(folder.rows("steps"), environment, by_id, phrases(wording))
+            tables = derive(folder, steps, session.streams("rollout"), arms[0].name, args.detectors)
             folder.finish({"trunks_run": session.engine.meter.ran})
     return Report(f"{rollout_text(tables)}\nwritten to {args.out}")
 
 
 def derive(
-    folder: RunFolder, session: Session, arms: Sequence[Arm], detectors: tuple[int, int, int]
+    folder: RunFolder,
+    steps: pd.DataFrame,
+    rng_for: RngFactory,
+    baseline: str,
+    detectors: tuple[int, int, int],
 ) -> dict[str, pd.DataFrame]:
-    """Every table that the steps allow, written and returned by name."""
-    steps = folder.rows("steps")
+    """Every table that the steps allow, written and returned by name; contrasts are to the arm `baseline`."""
     action_error, observation, alternation = detectors
     rollouts = per_rollout(steps, action_error=action_error, observation=observation, alternation=alternation)
-    rng_for = session.streams("rollout")
     tables = {
         "rollouts": rollouts,
         "rollout_rates": rates(rollouts, rng_for),
         "survival": survival(steps, rng_for),
     }
-    if len(arms) > 1:
-        tables["rollout_contrasts"] = contrasts(rollouts, rng_for, arms[0].name)
+    if rollouts["arm"].nunique() > 1:
+        tables["rollout_contrasts"] = contrasts(rollouts, rng_for, baseline)
     crossed = factorial(rollouts, rng_for)
     if len(crossed):
         tables["rollout_factorial"] = crossed

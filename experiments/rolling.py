@@ -10,24 +10,29 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from envs.agent import AgentEnvironment
-from envs.base import Task
+from envs.base import Task, WrongAction
+from envs.errors import InputError as EnvironmentInputError
 from envs.harness import Harness, Phrases
 from envs.rollout import Rollout, Step, first_wrong
 from envs.rollout import run as act
 from experiments.changes_in_loop import Change
 from experiments.environments import REPLY_TOKENS
-from experiments.policies import ModelPolicy
+from experiments.policies import NOT_WRITTEN, ModelPolicy
 from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.seeds import py_stream
 from experiments.session import Session
 from mech.decoding import Decoding
+from mech.errors import InputError
 from probes.wording import Wording
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,19 +55,62 @@ def roll_out(
     tasks: Sequence[Task[Any]],
     arms: Sequence[Arm],
     args: argparse.Namespace,
+    given: Mapping[str, WrongAction[Any]],
 ) -> None:
-    """Append the steps of every rollout that is not finished in the folder."""
-    rows = folder.rows("steps")
-    finished = set(rows.loc[rows["last"], "id"].str.rpartition("|")[0]) if len(rows) else set()
+    """Append the steps of every rollout that is not finished in the folder; `given` has first actions by task."""
+    finished: set[str] = set()
+    begun: dict[str, dict[str, dict[Any, Any]]] = {}
+    for row in folder.rows("steps").to_dict("records"):
+        name = row["id"].rpartition("|")[0]
+        begun.setdefault(name, {})[row["id"]] = row
+        if row["last"]:
+            finished.add(name)
     units = list(itertools.product(arms, tasks, range(args.samples)))
     for arm, task, sample in progress(units, len(units), "rollout", args.quiet):
         name = f"{arm.name}|{task.task_id}|{sample}"
         if name in finished:
             continue
-        done = folder.done_ids("steps")
-        rollout = one_rollout(session, environment, task, arm, sample, args)
+        rollout = one_rollout(session, environment, task, arm, sample, args, given.get(task.task_id))
         steps = list(step_rows(name, session, environment, arm, sample, rollout))
-        folder.append_all("steps", [row for row in steps if row["id"] not in done])
+        folder.append_all("steps", _unwritten(folder, begun.get(name, {}), steps))
+
+
+def _unwritten(
+    folder: RunFolder, begun: Mapping[str, Mapping[str, Any]], steps: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The rows of a rollout that are not in the folder; those that a killed run left must be the same.
+
+    Raises:
+        InputError: they are not: a rollout made of two would be none.
+    """
+    for row in steps:
+        if row["id"] in begun and any(
+            begun[row["id"]][name] != row[name] for name in ("token_ids", "action")
+        ):
+            raise InputError(
+                f"The rollout of '{row['id']}' does not go as it went before {folder.path} was left: another machine, "
+                "version or time limit. Choose another --out."
+            )
+    return [row for row in steps if row["id"] not in begun]
+
+
+def given_first(
+    environment: AgentEnvironment[Any], tasks: Sequence[Task[Any]], seed: int
+) -> dict[str, WrongAction[Any]]:
+    """A wrong first action of each task, the same in every arm; tasks of which none is known are left out.
+
+    Raises:
+        InputError: no task has one.
+    """
+    found: dict[str, WrongAction[Any]] = {}
+    for task in tasks:
+        try:
+            found[task.task_id] = first_wrong(environment, task, py_stream(seed, f"given/{task.task_id}"))
+        except EnvironmentInputError:
+            logger.warning("left out: no wrong first action is known for %s", task.task_id)
+    if not found:
+        raise InputError("No wrong first action is known for any of these tasks: use --first free.")
+    return found
 
 
 def one_rollout(
@@ -72,15 +120,13 @@ def one_rollout(
     arm: Arm,
     sample: int,
     args: argparse.Namespace,
+    given: WrongAction[Any] | None = None,
 ) -> Rollout[Any]:
     """One rollout; the draws of a sample are the same in every arm."""
     limit = args.tokens or REPLY_TOKENS[environment.name]
     how = Decoding(limit, args.temperature, environment.stops)
     rng = session.rng_for(f"rollout/{task.task_id}/{sample}")
     policy = ModelPolicy(session.engine, environment, arm.change.standing, how, args.ban, rng)
-    given = None
-    if args.first == "given":
-        given = first_wrong(environment, task, py_stream(args.seed, f"given/{task.task_id}"))
     return act(environment, task, arm.harness, phrases(session.wording), policy, args.steps, given)
 
 
@@ -93,13 +139,6 @@ def phrases(wording: Wording) -> Phrases:
         wording.negative_instruction,
         wording.negative_instruction_join,
     )
-
-
-NOT_WRITTEN: Mapping[str, Any] = {
-    "n_prompt_tokens": 0, "n_new_tokens": 0, "n_ban_events": 0, "prompt_sha256": None, "prompt_ids": [],
-    "token_ids": [], "token_logprobs": [], "first_top": [], "ban_events": [], "ban_leaks": [], "notes": [],
-}  # fmt: skip
-"""What a row records of a step that the model did not write."""
 
 
 def step_rows(

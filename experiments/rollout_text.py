@@ -11,6 +11,7 @@ from experiments.tables import frame_text
 SHOWN = {
     "parseable_share": "readable",
     "solved": "solved",
+    "recovered": "recovered",
     "exact_repeat_rate": "exact",
     "canonical_repeat_rate": "canonical",
     "near_repeat_rate": "near",
@@ -18,8 +19,11 @@ SHOWN = {
     "first_chance_repeats": "first chance",
     "again_share": "any again",
     "stuck": "stuck",
+    "stuck_near": "or near",
     "prose_rate": "prose",
     "truncated_rate": "cut off",
+    "demonstration_share": "demo copies",
+    "runtime_share": "runtime copies",
     "n_steps": "steps",
     "n_ban_events": "bans met",
 }
@@ -29,7 +33,7 @@ COMPARED = ("parseable_share", "solved", "repeat_per_chance", "again_share", "st
 
 
 def rollout_text(tables: Mapping[str, pd.DataFrame]) -> str:
-    """The rates of every arm, and a sentence where readable calls or solved tasks are at a floor."""
+    """The rates of every arm, paired differences to the first, and a sentence where an arm is at a floor."""
     rates = tables["rollout_rates"]
     order = list(dict.fromkeys(rates["arm"]))
     wide = rates.pivot(index="arm", columns="metric", values="mean").loc[order, list(SHOWN)]
@@ -37,12 +41,15 @@ def rollout_text(tables: Mapping[str, pd.DataFrame]) -> str:
     lines = [f"means over {int(rates['n'].max())} rollouts an arm", frame_text(shown, 2)]
     if "rollout_contrasts" in tables:
         lines += ["", _contrast_text(tables["rollout_contrasts"])]
-    first = wide.iloc[0]
-    if first["parseable_share"] < FLOOR:
+    low = wide.index[wide["parseable_share"] < FLOOR].tolist()
+    if low:
         lines.append(
-            f"Only {first['parseable_share']:.0%} of what the model wrote under {order[0]} can be read as a call: "
-            "tasks are at their floor, and differences between arms say little. --first given isolates what follows "
-            "a failure."
+            f"Fewer than half of the steps under {', '.join(low)} can be read as calls: these arms are at their "
+            "floor, and a low repeat rate there is no mitigation. --first given isolates what follows a failure."
+        )
+    if not wide["recovered"].max() > 0:
+        lines.append(
+            "No rollout with a failure in it was solved in any arm: that an arm costs no success is not shown."
         )
     return "\n".join(lines)
 

@@ -163,8 +163,8 @@ PATH = (
 )
 
 # A step of a rollout. given: the call was put there, not written by the model; canonical: the same for equal calls;
-# kind: ok, done, failed, prose, truncated, unparsable, empty or banned_out; end: solved, done, step_limit or
-# ban_exhausted, on the last row only; n_ban_events: times the ban changed which token was chosen.
+# kind: ok, done, failed, prose, truncated, unparsable, empty, banned_out or no_room; end: solved, done, step_limit,
+# ban_exhausted or no_room, on the last row only; n_ban_events: tokens of which the ban changed the choice.
 STEPS = (
     *("id", "model", "env", "arm", "harness", "change", "task_id", "template", "n_gold", "sample", "index"),
     *("given", "raw", "action", "canonical", "kind", "error_type", "observation", "stop", "solved", "last"),
@@ -178,7 +178,8 @@ ROLLOUTS = (
     *("solved", "end", "n_steps", "n_new_tokens", "n_prompt_tokens", "n_failed"),
     *("parseable_share", "ok_share", "prose_rate", "truncated_rate", "unparsable_rate", "empty_rate"),
     *("banned_out", "exact_repeat_rate", "canonical_repeat_rate", "near_repeat_rate", "repeat_per_chance"),
-    *("first_chance_repeats", "again_share", "cycle2", "cycle3", "stuck", "n_ban_events", "ban_active"),
+    *("first_chance_repeats", "again_share", "cycle2", "cycle3", "stuck", "stuck_near", "recovered"),
+    *("demonstration_share", "runtime_share", "n_ban_events", "ban_active"),
 )
 # n: rollouts in which the metric is defined; n_undefined: the others.
 RATES = ("model", "env", "arm", "harness", "change", "metric", *_INTERVAL, "n_undefined")

@@ -152,7 +152,7 @@ def decode(
     """
     with chain.hooks():
         chain.rewind(prompt, spans)
-        source = _Cached(chain, tuple(prompt), how.draft)
+        source = _Cached(chain, tuple(prompt), how)
         return _write(chain.model, source, how, bans, rng)
 
 
@@ -178,8 +178,8 @@ def decode_uncached(
 class _Cached:
     """Logits from a chain that was rewound to the prompt; guesses ahead are verified in one forward."""
 
-    def __init__(self, chain: Chain, prompt: tuple[int, ...], draft: int) -> None:
-        self._chain, self._prompt, self._draft = chain, prompt, draft
+    def __init__(self, chain: Chain, prompt: tuple[int, ...], how: Decoding) -> None:
+        self._chain, self._prompt, self._how = chain, prompt, how
         self._ahead: list[int] = []  # what the rows below assume was generated …
         self._rows: Tensor | None = (
             None  # … and the logits behind each beginning of it that is `_base` or longer
@@ -191,7 +191,9 @@ class _Cached:
         if self._rows is not None and n - self._base < len(self._rows) and self._ahead[:n] == list(generated):
             return self._rows[n - self._base]
         whole = [*self._prompt, *generated]
-        guess = lookup(whole, self._draft) if self._draft else []
+        # No further than the turn may go: a guess must not need room that the turn itself does not.
+        count = min(self._how.draft, self._how.max_new_tokens - n - 1)
+        guess = lookup(whole, count) if count > 0 else []
         self._ahead, self._base = [*generated, *guess], n
         self._rows = self._chain.push([whole[-1], *guess], keep=len(whole) - 1)
         return self._rows[0]

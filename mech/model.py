@@ -85,14 +85,19 @@ class Model:
         """Type of the parameters."""
         return next(self.bridge.original_model.parameters()).dtype
 
+    @property
+    def n_positions(self) -> int | None:
+        """How many positions there are learned embeddings for (GPT-2); None where positions are not learned."""
+        learned = self.bridge.cfg.positional_embedding_type == "standard"
+        return int(self.hf_config.max_position_embeddings) if learned else None
+
     def require_room(self, n_tokens: int) -> None:
         """Raise InputError for a sequence that has more tokens than there are learned positions (GPT-2)."""
-        if self.bridge.cfg.positional_embedding_type == "standard":
-            limit = int(self.hf_config.max_position_embeddings)
-            if n_tokens > limit:
-                raise InputError(
-                    f"A prompt with its action has {n_tokens} tokens, and {self.identity.name} knows {limit} positions."
-                )
+        limit = self.n_positions
+        if limit is not None and n_tokens > limit:
+            raise InputError(
+                f"A prompt with its action has {n_tokens} tokens, and {self.identity.name} knows {limit} positions."
+            )
 
     def require_eval_mode(self) -> None:
         """Raise InputError naming the first module in training mode: dropout makes a no-op patch non-zero."""

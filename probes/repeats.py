@@ -12,8 +12,8 @@ and what detectors in agents look for: the same action with the same error 3 tim
 times in a row, two actions in turn over 6 steps. A step is marked where it completes the pattern.
 
 Given steps are history like any other: who counts the model's own steps leaves their marks aside. A repeat need not
-fail itself: the world may have changed, and the call be right by now. A banned_out step took no action: it is no
-repeat, has no part in a pattern and breaks a row. Where a step has no error type, its kind stands for it.
+fail itself: the world may have changed, and the call be right by now. A banned_out or no_room step took no action: it
+is no repeat, has no part in a pattern and breaks a row. Where a step has no error type, its kind stands for it.
 
 Similarity is difflib's ratio 2 M / T (M letters in matching blocks, T letters of both), earlier text first, without
 autojunk: from 200 letters on that heuristic starts no match at a letter that makes up more than 1 % of the text, which
@@ -33,7 +33,8 @@ from mech.errors import InputError
 
 FAILED = ("failed", "prose", "truncated", "unparsable", "empty")
 READABLE = ("ok", "done", "failed")
-KINDS = ("ok", "done", *FAILED, "banned_out")
+NOT_TAKEN = ("banned_out", "no_room")
+KINDS = ("ok", "done", *FAILED, *NOT_TAKEN)
 SIMILARITY = 0.9
 ACTION_ERROR, OBSERVATION, ALTERNATION = 3, 4, 6  # the thresholds one meets in agents' own loop detectors
 
@@ -139,7 +140,7 @@ def alternating(steps: pd.DataFrame, length: int = ALTERNATION) -> Marks:
 def _already_failed(steps: pd.DataFrame, texts: list[str]) -> Marks:
     marks = np.zeros(len(steps), dtype=bool)
     seen: set[str] = set()
-    acted = (steps["kind"] != "banned_out").to_numpy(bool)
+    acted = (~steps["kind"].isin(NOT_TAKEN)).to_numpy(bool)
     for place, (text, fails) in enumerate(zip(texts, failed(steps), strict=True)):
         marks[place] = acted[place] and text in seen
         if fails:
@@ -150,7 +151,7 @@ def _already_failed(steps: pd.DataFrame, texts: list[str]) -> Marks:
 def _actions(steps: pd.DataFrame) -> list[str | None]:
     """Canonical texts; None where no action was taken."""
     pairs = zip(steps["canonical"], steps["kind"], strict=True)
-    return [None if kind == "banned_out" else str(text) for text, kind in pairs]
+    return [None if kind in NOT_TAKEN else str(text) for text, kind in pairs]
 
 
 def _errors(steps: pd.DataFrame) -> list[str]:

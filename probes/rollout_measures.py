@@ -16,7 +16,11 @@ free steps of a rollout
     first_chance_repeats   1 if the first step at risk is a canonical repeat, else 0; NaN where none is at risk
     cycle2, cycle3, same_action_error_3, same_observation_4, alternating_6          some free step completes the pattern
     stuck                  the step limit ended the rollout, and at least 2 failed free steps are canonical repeats (the
-                           paper's "ended in a loop")
+                           paper's "ended in a loop"); stuck_near: near repeats count too, since a ban turns the one
+                           into the other
+    recovered              solved, of rollouts with a failure; NaN where nothing failed
+    demonstration_share    of the free steps, those that send a demonstration's own call; runtime_share: those whose
+                           text stands in what the runtime had written, numbers aside; NaN without the column `copies`
 
 A rate over failures and a rate over chances answer different questions: a model that repeats once and then recovers has
 few failures to divide by, one that is solved early few chances; how a rollout ended stays beside them in `end`.
@@ -35,13 +39,14 @@ from probes import repeats
 
 ROLLOUT = ("model", "env", "arm", "task_id", "sample")
 """What one rollout is."""
-ENDS = ("solved", "done", "step_limit", "ban_exhausted")
+ENDS = ("solved", "done", "step_limit", "ban_exhausted", "no_room")
 ROLLOUTS = (
     *("model", "env", "arm", "harness", "change", "task_id", "template", "sample"),
     *("solved", "end", "n_steps", "n_new_tokens", "n_prompt_tokens", "n_failed"),
     *("parseable_share", "ok_share", "prose_rate", "truncated_rate", "unparsable_rate", "empty_rate"),
     *("banned_out", "exact_repeat_rate", "canonical_repeat_rate", "near_repeat_rate", "repeat_per_chance"),
-    *("first_chance_repeats", "again_share", "cycle2", "cycle3", "stuck", "n_ban_events", "ban_active"),
+    *("first_chance_repeats", "again_share", "cycle2", "cycle3", "stuck", "stuck_near", "recovered"),
+    *("demonstration_share", "runtime_share", "n_ban_events", "ban_active"),
 )  # and the three detectors, whose names hold their thresholds
 KEYS = ROLLOUTS[:8]
 STEP_MARKS = ("exact", "canonical_repeat", "near", "at_risk")
@@ -185,11 +190,20 @@ def _measures(rollout: pd.DataFrame) -> dict[str, object]:
         "repeat_per_chance": _share(chances),
         "first_chance_repeats": float(chances[0]) if len(chances) else math.nan,
         "again_share": _share(taken_before),
+        "recovered": float(last["solved"]) if repeats.failed(rollout).any() else math.nan,
+        **{f"{source}_share": _copied(free, source) for source in ("demonstration", "runtime")},
         **cycles,
         "stuck": bool(last["end"] == "step_limit" and (again & fails).sum() >= 2),
+        "stuck_near": bool(
+            last["end"] == "step_limit" and ((again | free["near"].to_numpy(bool)) & fails).sum() >= 2
+        ),
         "n_ban_events": int(free["n_ban_events"].sum()),
         "ban_active": _share(free["n_ban_events"] > 0),
     }
+
+
+def _copied(free: pd.DataFrame, source: str) -> float:
+    return _share(free["copies"] == source) if "copies" in free else math.nan
 
 
 def _share(marks: pd.Series | np.ndarray) -> float:

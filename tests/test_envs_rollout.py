@@ -136,19 +136,15 @@ def test_a_task_in_which_too_much_was_done_is_never_solved(task: Task[World]) ->
     assert [step.kind for step in rollout.steps] == ["ok", "ok", "ok", "done"]
 
 
-def test_a_policy_that_runs_out_of_words_ends_the_rollout_and_does_nothing(task: Task[World]) -> None:
-    replies = iter(
-        [Reply("drop_meetin('mt-1')", "end_of_turn"), Reply(task.gold[0].text, "ban_exhausted", {"n": 3})]
-    )
+@pytest.mark.parametrize(("stop", "kind"), [("ban_exhausted", "banned_out"), ("no_room", "no_room")])
+def test_a_policy_that_runs_out_of_words_or_room_ends_the_rollout_and_does_nothing(
+    task: Task[World], stop: Stop, kind: str
+) -> None:
+    replies = iter([Reply("drop_meetin('mt-1')", "end_of_turn"), Reply(task.gold[0].text, stop, {"n": 3})])
     rollout = run(SHED, task, HARNESSES["verbatim+ban"], PHRASES, lambda request: next(replies), max_steps=9)
     last = rollout.steps[-1]
-    assert rollout.end == "ban_exhausted" and len(rollout.steps) == 2
-    assert (last.kind, last.stop, last.error_type, last.observation) == (
-        "banned_out",
-        "ban_exhausted",
-        None,
-        "",
-    )
+    assert rollout.end == stop and len(rollout.steps) == 2
+    assert (last.kind, last.stop, last.error_type, last.observation) == (kind, stop, None, "")
     assert (last.action, last.solved, last.n_bans, last.about) == (task.gold[0].text, False, 1, {"n": 3})
 
 

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from envs.harness import Ban, Phrases
 from envs.toolshed import Toolshed
+from experiments import predict_repeats
 from experiments.changes_in_loop import CHANGES, parse_changes
+from experiments.cli import main
+from experiments.copies import with_copies
+from experiments.policies import ModelPolicy
+from experiments.predict_repeats import PREDICTORS
 from experiments.records import RunFolder
+from experiments.rollout_text import SHOWN, rollout_text
 from experiments.schema import STEPS
+from experiments.seeds import py_stream
 from mech import reference
+from mech.bans import Proposal, token_bans
 from mech.decoding import Decoding, decode_uncached
+from mech.engine import Engine
 from mech.heads import HeadSet
 from mech.interventions import scale_heads
+from mech.model import Model
 from mech.patching import all_heads
 from mech.queries import Query
 from mech.standing import STANDING_NOTHING, Standing
+from probes.rollout_measures import per_step
 from tests.mech_cases import one_thread  # noqa: F401 - a fixture
 from tests.study_cases import Shell, contents, loaded_once, shell  # noqa: F401 - a fixture
 from tests.tolerances import FP32, FP64, NATS
@@ -26,6 +42,10 @@ from tests.tolerances import FP32, FP64, NATS
 SMALL = ("--tasks", "2", "--steps", "3", "--tokens", "5", "--quiet", "yes")
 HEADS = "L0H1,L1H0,L2H3"
 ZERO = ("--how", "zero", "--heads", HEADS)
+
+
+def seeded(name: str) -> random.Random:
+    return py_stream(0, name)
 
 
 @pytest.fixture(autouse=True)
@@ -69,21 +89,37 @@ def test_a_row_s_turn_is_what_full_forwards_write_under_the_same_change(shell: S
         "ablate-random0": Standing(scale_heads(drawn, 0.0, "all")),
         "hide-random0": Standing(hidden=drawn),
     }
-    rows = [row for row in shell.lines("steps") if not row["given"] and row["index"] == 1]
-    given = {row["task_id"]: row for row in shell.lines("steps") if row["given"]}
+    every = shell.lines("steps")
+    rows = [row for row in every if row["index"] in (1, 3)]
     assert {row["change"] for row in rows} == set(standings)
-    first = {}
+    first: dict[tuple[str, int], list[float]] = {}
+    hidden: dict[int, int] = {}
     for row in rows:
-        call = tuple(model.tokenizer.encode(given[row["task_id"]]["action"], add_special_tokens=False))
         prompt = tuple(row["prompt_ids"])
-        [start] = [at for at in range(len(prompt)) if prompt[at : at + len(call)] == call]
-        turn = decode_uncached(
-            model, prompt, Decoding(1), standings[row["change"]], spans=[(start, start + len(call))]
-        )
+        spans = failed_calls(model, every, row)
+        turn = decode_uncached(model, prompt, Decoding(1), standings[row["change"]], spans=spans)
+        hidden[row["index"]] = max(hidden.get(row["index"], 0), len(spans))
         assert row["token_ids"][0] == (turn.tokens[0] if turn.tokens else turn.end)
         assert row["token_logprobs"][0] == pytest.approx(turn.logprobs[0], abs=FP32 * 10)
-        first.setdefault(row["task_id"], []).append(round(row["first_top"][0][2], 5))
-    assert all(len(set(values)) == len(standings) for values in first.values())  # each change does something
+        first.setdefault((row["task_id"], row["index"]), []).append(round(row["first_top"][0][2], 5))
+    later = [values for (_, index), values in first.items() if index == 1]
+    assert later and all(len(set(values)) == len(standings) for values in later)  # each change does something
+    assert hidden[1] == 1 and hidden[3] > 1  # not the first failure alone
+
+
+def failed_calls(model: Any, rows: list[dict[str, Any]], row: dict[str, Any]) -> list[tuple[int, int]]:
+    """Where the failed calls before a step stand in its prompt, found by their tokens, in order."""
+    same = [each for each in rows if all(each[k] == row[k] for k in ("arm", "task_id", "sample"))]
+    spans: list[tuple[int, int]] = []
+    prompt, at = tuple(row["prompt_ids"]), 0
+    opening = tuple(model.tokenizer.encode("assistant\n", add_special_tokens=False))
+    for each in sorted(same, key=lambda one: one["index"])[: row["index"]]:
+        call = (*opening, *model.tokenizer.encode(each["action"], add_special_tokens=False))
+        if each["action"] and each["error_type"] is not None:
+            at = next(start for start in range(at, len(prompt)) if prompt[start : start + len(call)] == call)
+            spans.append((at + len(opening), at + len(call)))
+            at += len(call)
+    return spans
 
 
 def kill_after(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
@@ -166,7 +202,9 @@ def test_under_a_ban_no_text_is_written_twice(shell: Shell, level: str) -> None:
         assert doubled == repeats  # deleted failures and a greedy model: the same again, unless it is banned
     events = [row for row in rows if row["arm"] == "drop+ban" and row["n_ban_events"]]
     assert events and all(row["n_bans"] for row in events)
-    assert [row["n_ban_events"] for row in events] == [len(row["ban_events"]) for row in events]
+    for row in events:  # a token of which the ban changed the choice counts once, however many were refused
+        assert row["n_ban_events"] == len({at for at, *_ in row["ban_events"]}) <= row["n_refused"]
+    assert sum(row["n_refused"] for row in events) > sum(row["n_ban_events"] for row in events)
 
 
 def test_a_given_first_call_is_the_same_in_every_arm_and_counts_for_nobody(shell: Shell) -> None:
@@ -181,6 +219,92 @@ def test_a_given_first_call_is_the_same_in_every_arm_and_counts_for_nobody(shell
     assert (shell.table("survival").query("t == 0")["at_risk"] == 2).all()
 
 
+def test_a_leftover_that_does_not_fit_the_rollout_is_refused(shell: Shell) -> None:
+    words = ("--harness", "verbatim", *SMALL)
+    shell.ran("rollout", *words)
+    path = shell.path("steps.jsonl")
+    lines = path.read_text().splitlines(keepends=True)
+    first = json.loads(lines[3])  # the second task's first step, and no last step behind it
+    first["action"] = "other"
+    path.write_text("".join([*lines[:3], json.dumps(first) + "\n"]))
+    shell("rollout", *words).sentence("does not go as it went before")
+
+
+def test_what_a_ban_means_to_the_decoder(shell: Shell) -> None:
+    """A readable call is refused wherever its end would stand, in any spelling; a part of one only as a whole."""
+    shed, engine = Toolshed(), Engine(loaded_once(str(shell.model)))
+    by_tokens = ModelPolicy(engine, shed, STANDING_NOTHING, Decoding(4), "token", np.random.default_rng(0))
+    assert by_tokens.bans(Ban("done()", True)) == list(token_bans(engine.model, "done()"))
+    for level, spellings in (("string", 0), ("canonical", 1)):
+        policy = ModelPolicy(engine, shed, STANDING_NOTHING, Decoding(4), level, np.random.default_rng(0))
+        call = policy.bans(Ban("drop_meeting(ref='mt-7')", True))
+        respelt = Proposal((), 0, 'drop_meeting( ref = "mt-7" )', False)
+        assert [ban.when for ban in call] == ["end", "always", "always"][: 2 + spellings]
+        assert sum(ban.forbids(respelt) for ban in call) == spellings
+        assert any(ban.forbids(Proposal((), 0, "`drop_meeting(ref='mt-7')", False)) for ban in call)
+        part = policy.bans(Ban("drop_meeting(ref='mt", False))
+        assert {ban.when for ban in part} == {"end"}
+        assert not any(ban.forbids(Proposal((), 0, "drop_meeting(ref='mt-8')", True)) for ban in part)
+        assert any(ban.forbids(Proposal((), 0, "Action: drop_meeting(ref='mt", True)) for ban in part)
+
+
+def test_copies_are_told_apart_from_repeats() -> None:
+    shed = Toolshed()
+    [task] = shed.rollout_tasks(1, seeded)
+    demonstration = shed.demonstrations[0].steps[0][0].replace("'", '"')
+    said = ["drop(x was", "(note 7: drop(x went wrong)", demonstration, "drop_meeting(ref='mt-7')"]
+
+    def abstract(error: str, tool: str | None, index: int) -> str:
+        return f"(note {index}: drop(x went wrong)"
+
+    phrases = Phrases("user", "Result: ", abstract, "", "")
+    rows = [
+        {"arm": "abstract", "harness": "abstract", "task_id": task.task_id, "sample": 0, "index": at, "given": False,
+         "action": text, "canonical": shed.canonical(text), "observation": "bad", "error_type": "unparsable",
+         "tool": None}
+        for at, text in enumerate(said)
+    ]  # fmt: skip
+    table = with_copies(pd.DataFrame(rows), shed, {task.task_id: task}, phrases)
+    assert table["copies"].fillna("").tolist() == ["", "runtime", "demonstration", ""]
+    rows[1]["given"] = True
+    again = with_copies(pd.DataFrame(rows), shed, {task.task_id: task}, phrases)
+    assert again["copies"].fillna("").tolist() == ["", "", "demonstration", ""]
+
+
+def test_every_arm_at_its_floor_is_named_and_what_success_cannot_show_is_said() -> None:
+    def rates(arm: str, readable: float, recovered: float) -> list[dict[str, Any]]:
+        values = {**dict.fromkeys(SHOWN, 0.0), "parseable_share": readable, "recovered": recovered}
+        return [{"arm": arm, "metric": name, "mean": value, "n": 3} for name, value in values.items()]
+
+    two = rates("verbatim", 0.9, 0.0) + rates("verbatim/ablate", 0.1, 0.0)
+    low = rollout_text({"rollout_rates": pd.DataFrame(two)})
+    assert (
+        "Fewer than half of the steps under verbatim/ablate can" in low and "No rollout with a failure" in low
+    )
+    fine = rollout_text({"rollout_rates": pd.DataFrame(rates("verbatim", 0.9, 0.5))})
+    assert "Fewer" not in fine and "No rollout" not in fine
+
+
+def test_programs_are_rolled_out_and_predicted_too(shell: Shell) -> None:
+    words = ("--env", "coderepair", "--tasks", "1", "--steps", "1", "--tokens", "4", "--quiet", "yes")
+    shell.ran("rollout", *words, "--harness", "verbatim,verbatim+ban", "--first", "given")
+    assert {row["env"] for row in shell.lines("steps")} == {"coderepair"}
+    shell.ran("predict")
+    assert len(shell.lines("decisions")) == 1
+
+
+def test_a_transcript_that_fills_the_model_ends_the_rollout_with_that_outcome(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.ran("rollout", "--harness", "verbatim", *SMALL)
+    longest = max(row["n_prompt_tokens"] for row in shell.lines("steps"))
+    monkeypatch.setattr(Model, "n_positions", longest + 4)
+    shell.ran("rollout", "--harness", "verbatim", *SMALL, out="full")
+    last = [row for row in shell.lines("steps", "full") if row["kind"] == "no_room"]
+    assert last and all(row["end"] == row["stop"] == "no_room" and row["last"] for row in last)
+    assert "no_room" in set(shell.table("rollouts", "full")["end"])
+
+
 def test_predictions_are_of_the_prompts_that_the_model_saw(shell: Shell) -> None:
     shell.ran("rollout", "--harness", "verbatim,verbatim+instr,abstract", "--first", "given", *SMALL)
     shell.ran("predict")
@@ -189,6 +313,28 @@ def test_predictions_are_of_the_prompts_that_the_model_saw(shell: Shell) -> None
     assert {point["arm"] for point in points} == {"verbatim", "verbatim+instr"} and len(points) >= 4
     model = loaded_once(str(shell.model))
     end = model.tokenizer.convert_tokens_to_ids("<end>")
+    marked = per_step(pd.DataFrame(list(rows.values()))).set_index("id")
+    gold = {task.task_id: [each.text for each in task.gold] for task in Toolshed().rollout_tasks(2, seeded)}
+    for point in points:
+        assert point["repeats"] == marked.loc[point["id"], "canonical_repeat"]
+    for point in [each for each in points if each["index"] == 2]:
+        step, last = (rows[f"{point['id'].rpartition('|')[0]}|{index}"] for index in (2, 1))
+        text = model.tokenizer.decode(step["prompt_ids"])
+        silent = text[::-1].replace(last["observation"][::-1], Toolshed().acknowledge()[::-1], 1)[::-1]
+        prompts = {
+            "pre": tuple(last["prompt_ids"]),  # what the model saw before it wrote the call
+            "fail": tuple(step["prompt_ids"]),
+            "neut": tuple(model.tokenizer.encode(silent, add_special_tokens=False)),
+        }
+        for name, prompt in prompts.items():
+            assert point[f"logp_{name}"] == pytest.approx(
+                logp(model, prompt, point["failed_action"]), abs=NATS
+            )
+        assert len({round(point[f"logp_{name}"], 3) for name in prompts}) == 3
+        for key, name in (("p_repeat", "fail"), ("p_repeat_pre", "pre")):
+            texts = (point["failed_action"], *gold[point["task_id"]])
+            sums = [logp(model, prompts[name], each) for each in texts]
+            assert point[key] == pytest.approx(1 / sum(math.exp(one - sums[0]) for one in sums), abs=1e-3)
     for point in points[:3]:
         step = rows[point["id"]]
         action = (*model.tokenizer.encode(point["failed_action"], add_special_tokens=False), end)
@@ -202,27 +348,43 @@ def test_predictions_are_of_the_prompts_that_the_model_saw(shell: Shell) -> None
     assert set(shell.table("calibration")["predictor"]) == {"p_repeat", "p_repeat_pre", "p_exact"}
 
 
-def test_a_step_that_repeats_to_the_letter_has_the_probability_that_predict_gives_it(shell: Shell) -> None:
-    """Known answer: the log-probabilities of a turn that was written are those that teacher forcing finds."""
-    shell.ran(
-        "rollout",
-        "--harness",
-        "drop,verbatim",
-        "--tasks",
-        "2",
-        "--steps",
-        "4",
-        "--tokens",
-        "60",
-        "--quiet",
-        "yes",
-    )
-    shell.ran("predict")
-    rows = {row["id"]: row for row in shell.lines("steps")}
-    exact = [point for point in shell.lines("decisions") if point["repeats_exact"]]
+def logp(model: Model, prompt: tuple[int, ...], action: str) -> float:
+    """By one full forward."""
+    ids = tuple(model.tokenizer.encode(action, add_special_tokens=False))
+    return reference.score(model, [Query(prompt, ids)])[0].total
+
+
+def test_a_step_that_repeats_to_the_letter_has_the_probability_that_predict_gives_it(
+    tmp_path: Path, smollm2: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known answer, on the real model: a turn's own log-probabilities are those that teacher forcing finds."""
+    monkeypatch.undo()  # the whole prompt
+    monkeypatch.setattr("experiments.session.load_model", lambda *_, **__: smollm2)
+    out = ("--out", str(tmp_path / "run"), "--quiet", "yes")
+    assert main(["rollout", "--harness", "verbatim", "--tasks", "3", "--steps", "3", *out]) == 0
+    assert main(["predict", *out]) == 0
+
+    def lines(name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (tmp_path / "run" / f"{name}.jsonl").read_text().splitlines()]
+
+    rows = {row["id"]: row for row in lines("steps")}
+    exact = [point for point in lines("decisions") if point["repeats_exact"]]
+    assert len(exact) >= 2  # the model does repeat itself
     for point in exact:
         written = math.fsum(rows[point["id"]]["token_logprobs"])
         assert point["logp_fail_exact"] == pytest.approx(written, abs=NATS)
+
+
+def test_what_is_exact_is_judged_by_exact_repeats() -> None:
+    base = {"model": "m", "env": "e", "arm": "verbatim", **dict.fromkeys(PREDICTORS, 0.5)}
+    lines = [(0.9, 1, 1), (0.1, 1, 0), (0.8, 0, 1), (0.2, 0, 0)]
+    names = ("p_exact", "repeats", "repeats_exact")
+    points = [
+        {**base, "task_id": str(at), **dict(zip(names, line, strict=True))} for at, line in enumerate(lines)
+    ]
+    tables = predict_repeats.tables_of(pd.DataFrame(points), lambda name: np.random.default_rng(0))
+    found = tables["predict"].set_index("predictor")
+    assert found.loc["p_exact", "auc"] == 1.0 and found.loc["p_repeat", "auc"] == 0.5
 
 
 def test_what_cannot_be_rolled_out_or_predicted_is_one_sentence(shell: Shell, tmp_path: Path) -> None:

@@ -301,8 +301,17 @@ def test_what_cannot_stand_is_refused(tiny_folder: FolderFactory) -> None:
 
 def test_learned_positions_run_out_in_one_sentence(tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, "gpt2")
-    with pytest.raises(InputError, match="knows 2048 positions"):
-        decode(chain(model, STANDING_NOTHING), (5,) * 2047, Decoding(4, draft=0))
+    for draft in (0, 8):
+        with pytest.raises(InputError, match="knows 2048 positions"):
+            decode(chain(model, STANDING_NOTHING), (5, 6) * 1024, Decoding(4, draft=draft))
+
+
+def test_guesses_need_no_room_that_the_turn_does_not(tiny_folder: FolderFactory) -> None:
+    """A turn whose last token just fits is written with guesses as without."""
+    model = tiny_model(tiny_folder, "gpt2")
+    prompt = (*range(20, 64), *(5, 6, 7) * 667)
+    turns = [decode(chain(model, STANDING_NOTHING), prompt, Decoding(4, draft=d)) for d in (0, 8)]
+    assert len(prompt) + 4 - 1 == 2048 and turns[0].tokens == turns[1].tokens and len(turns[0].tokens) == 4
 
 
 def test_hiding_the_record_from_all_heads_is_no_longer_seeing_it(tiny_folder: FolderFactory) -> None:

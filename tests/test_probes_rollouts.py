@@ -41,6 +41,33 @@ def test_the_columns_are_the_schemas() -> None:
     assert set(rollout_measures._NEEDED) <= set(schema.ROWS["steps"]) == set(rollout("a").columns)
 
 
+def test_solved_after_a_failure_is_told_apart_from_solved_at_once() -> None:
+    assert one(rollout("aB", end="solved"))["recovered"] == 1
+    assert one(rollout("ab"))["recovered"] == 0
+    assert one(rollout("aB", given=1, end="solved"))["recovered"] == 1
+    assert math.isnan(one(rollout("B", end="solved"))["recovered"])
+
+
+def test_near_repeats_count_in_the_loops_of_a_ban_alone() -> None:
+    long = "save(text='the gate is open today"
+    steps = rollout("abc", canonical=[long, f"{long}s", f"{long}t"], action=[long, f"{long}s", f"{long}t"])
+    found = one(steps)
+    assert found["near_repeat_rate"] == 2 / 3 and not found["stuck"] and found["stuck_near"]
+    assert not one(rollout("abc"))["stuck_near"]
+
+
+def test_copies_are_shares_of_free_steps_and_unknown_without_their_column() -> None:
+    copies = ["demonstration", "runtime", None, "demonstration"]
+    found = one(rollout("abcA", given=1).assign(copies=copies))
+    assert found["demonstration_share"] == 1 / 3 and found["runtime_share"] == 1 / 3
+    assert math.isnan(one(rollout("ab"))["runtime_share"])
+
+
+def test_a_step_without_room_took_no_action() -> None:
+    found = one(rollout("aaa", {"a": "failed"}, end="no_room", kind=["failed", "failed", "no_room"]))
+    assert found["end"] == "no_room" and found["n_failed"] == 2 and found["repeat_per_chance"] == 1 / 2
+
+
 def test_a_call_that_worked_and_is_sent_again_is_no_repeat_of_a_failure_and_is_counted_apart() -> None:
     found = one(rollout("ABAA"))
     assert found["again_share"] == 2 / 3
