@@ -16,7 +16,7 @@ from probes.prediction import calibration_table, predict_table
 from probes.rollout_measures import per_rollout, per_step
 from probes.rollout_survival import survival
 from probes.rollout_tables import rates
-from tests.rollout_cases import rng, rollout, together
+from tests.step_cases import rng, rollout, together
 from tests.synthetic_rollouts import ARMS, HARNESSES, PREDICTORS, write_rollouts
 
 
