@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from mech.bans import TokenBan, contains
 from mech.chain import Chain
 from mech.decoding import Decoding, decode, decode_uncached
 from mech.engine import Engine
@@ -361,3 +364,48 @@ def test_the_real_model_writes_the_same_with_and_without_a_cache(smollm2: Model)
         np.testing.assert_allclose(fast.logprobs, slow.logprobs, rtol=0, atol=NATS)
         found[name] = fast.logprobs
     assert len({round(values[0], 4) for values in found.values()}) == len(found)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_conversations_drawn_at_random_are_written_as_by_full_forwards(
+    family: str, tiny_folder: FolderFactory
+) -> None:
+    """Transcripts that grow and shrink, spans that come and go, edits of every kind, bans, sampling: one chain each."""
+    model = tiny_model(tiny_folder, family)
+    draw = random.Random(f"conversations of {family}")
+    for seed in range(2):
+        standing = _drawn_standing(model, draw, seed)
+        spoken = draw.choices(range(20, 200), k=draw.randint(3, 12))
+        kept = chain(model, standing, tuple(spoken[:2]))
+        shortest, spans = len(spoken) + 1, list[Span]()
+        for turn in range(4):
+            spoken += draw.choices(range(20, 60), k=draw.randint(1, 9))
+            if draw.random() < 0.3:
+                spoken = spoken[: draw.randint(shortest, len(spoken))]
+            spans = [span for span in spans if span[1] <= len(spoken) and draw.random() < 0.8]
+            bans = [TokenBan("t", tuple(draw.choices(range(20, 60), k=draw.randint(1, 2)))), contains("e")]
+            how = Decoding(draw.randint(1, 7), draw.choice([0.0, 1.1]), draft=draw.choice([0, 3, 8]))
+            fast, slow = (
+                write(tuple(spoken), how, bans=bans, spans=spans, rng=np.random.default_rng(turn))
+                for write in (partial(decode, kept), partial(decode_uncached, model, standing=standing))
+            )
+            assert (fast.tokens, fast.text, fast.stop) == (slow.tokens, slow.text, slow.stop)
+            assert fast.events == slow.events
+            np.testing.assert_allclose(fast.logprobs, slow.logprobs, rtol=0, atol=FP64 * 100)
+            start = len(spoken)
+            spoken += fast.tokens
+            if fast.tokens:
+                spans.append((start, len(spoken)))
+
+
+def _drawn_standing(model: Model, draw: random.Random, seed: int) -> Standing:
+    heads = list(all_heads(model))
+    edited, hidden = (
+        HeadSet(draw.sample(heads, 3)),
+        HeadSet(draw.sample(heads, draw.choice([0, 4, len(heads)]))),
+    )
+    where = draw.choice(["all", "candidate"])
+    mean = noise(model, model.n_layers, model.n_heads, model.d_head, seed=seed)
+    return Standing(
+        replace_heads(edited, mean, where) if draw.random() < 0.5 else scale_heads(edited, 0.5, where), hidden
+    )
