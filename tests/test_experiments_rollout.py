@@ -361,7 +361,7 @@ def test_a_step_that_repeats_to_the_letter_has_the_probability_that_predict_give
     monkeypatch.undo()  # the whole prompt
     monkeypatch.setattr("experiments.session.load_model", lambda *_, **__: smollm2)
     out = ("--out", str(tmp_path / "run"), "--quiet", "yes")
-    assert main(["rollout", "--harness", "verbatim", "--tasks", "3", "--steps", "3", *out]) == 0
+    assert main(["rollout", "--harness", "verbatim", "--tasks", "2", "--steps", "3", *out]) == 0
     assert main(["predict", *out]) == 0
 
     def lines(name: str) -> list[dict[str, Any]]:

@@ -301,7 +301,7 @@ def test_the_best_token_that_is_not_refused_is_chosen_and_its_probability_is_the
 def test_sampling_draws_the_distribution_of_what_is_left() -> None:
     logits = torch.tensor([0.0, 1.0, 2.0, 3.0, -50.0], dtype=torch.float64)
     rng = np.random.default_rng(0)
-    n = 20_000
+    n = 6_000
     drawn = [choose(logits, lambda token: "no" if token == 3 else None, 0.7, rng).token for _ in range(n)]
     left = torch.softmax(torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64) / 0.7, 0).numpy()
     found = np.bincount(np.array(drawn), minlength=5) / n
