@@ -40,6 +40,11 @@ class Harness:
             )
 
     @property
+    def keeps_failed_calls(self) -> bool:
+        """Whether a failed call stands in the transcript, so that it can be hidden from heads."""
+        return self.history.startswith("verbatim")
+
+    @property
     def name(self) -> str:
         """As it is asked for and recorded: `verbatim`, `drop+ban`."""
         return f"{self.history}{_BAN}" if self.ban else self.history

@@ -32,7 +32,7 @@ from experiments.options import (
 )
 from experiments.policies import BAN_LEVELS
 from experiments.records import RunFolder
-from experiments.rolling import Arm, given_first, phrases, roll_out
+from experiments.rolling import arms_of, given_first, phrases, roll_out
 from experiments.rollout_text import rollout_text
 from experiments.seeds import py_stream, stream
 from experiments.session import Session, open_model, open_run, read_wording, require_out
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> Report:
         tasks = tuple(task for task in tasks if args.first == "free" or task.task_id in given)
         session = Session(Engine(open_model(args)), [], wording, lambda name: stream(args.seed, name))
         change = changes(session, args)
-        arms = [Arm(harness, one) for one in change.changes for harness in harnesses]
+        arms = arms_of(harnesses, change.changes)
         about = {
             **change.about,
             "wording_sha256": wording.sha256,

@@ -48,6 +48,24 @@ class Arm:
         return self.harness.name if self.change.name == "none" else f"{self.harness.name}/{self.change.name}"
 
 
+def arms_of(harnesses: Sequence[Harness], changes: Sequence[Change]) -> list[Arm]:
+    """Every harness under every change, changes outermost, but for arms that hide calls which do not stand there.
+
+    Such an arm would be its harness once more, and count twice in Holm's families.
+
+    Raises:
+        InputError: no arm is left.
+    """
+    arms = [Arm(harness, change) for change in changes for harness in harnesses]
+    idle = [arm for arm in arms if len(arm.change.standing.hidden) and not arm.harness.keeps_failed_calls]
+    if len(idle) == len(arms):
+        raise InputError("These harnesses keep no failed call that could be hidden: add verbatim.")
+    if idle:
+        names = ", ".join(arm.name for arm in idle)
+        logger.warning("left out, as no failed call stands there to be hidden: %s", names)
+    return [arm for arm in arms if arm not in idle]
+
+
 def roll_out(
     folder: RunFolder,
     session: Session,

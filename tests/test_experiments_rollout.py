@@ -12,12 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from envs.coderepair import bundled_problems
 from envs.harness import Ban, Phrases
 from envs.toolshed import Toolshed
 from experiments import predict_repeats
 from experiments.changes_in_loop import CHANGES, parse_changes
 from experiments.cli import main
 from experiments.copies import with_copies
+from experiments.environments import REPLY_TOKENS
 from experiments.policies import ModelPolicy
 from experiments.predict_repeats import PREDICTORS
 from experiments.records import RunFolder
@@ -404,6 +406,27 @@ def test_what_cannot_be_rolled_out_or_predicted_is_one_sentence(shell: Shell, tm
     default = Path(__file__).parent.parent / "probes" / "wordings" / "default.json"
     wording.write_text(default.read_text().replace("Result: ", "Got: "))
     shell("predict", "--wording", wording, out="other").sentence("another wording")
+
+
+def test_an_arm_that_would_hide_nothing_is_left_out(shell: Shell) -> None:
+    said = shell("rollout", "--harness", "verbatim,abstract,drop+ban", "--change", "none,hide", *SMALL, *ZERO)
+    assert said.code == 0
+    names = {row["arm"] for row in shell.lines("steps")}
+    assert names == {"verbatim", "abstract", "drop+ban", "verbatim/hide"}
+    assert set(shell.about("rollout")["provenance"]["arms"]) == names
+    shell("rollout", "--harness", "drop", "--change", "hide", *SMALL, *ZERO, out="none").sentence(
+        "add verbatim"
+    )
+
+
+def test_every_reference_fits_into_a_reply(smollm2: Any) -> None:
+    def longest(texts: list[str]) -> int:
+        return max(len(smollm2.tokenizer(text)["input_ids"]) for text in texts)
+
+    calls = [action.text for task in Toolshed().rollout_tasks(48, seeded) for action in task.gold]
+    programs = [problem.code for problem in bundled_problems()]
+    assert (longest(calls), longest(programs)) == (49, 139)
+    assert longest(calls) < REPLY_TOKENS["toolshed"] and longest(programs) < REPLY_TOKENS["coderepair"]
 
 
 def test_changes_are_read_once_each() -> None:
