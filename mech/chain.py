@@ -80,9 +80,8 @@ class Chain:
         self._names = standing.hook_names(model)
         self._buffers = Buffers(trunk)
         self._spans: tuple[Span, ...] = ()
-        self._plain = len(
-            trunk
-        )  # tokens from here on were edited as candidate positions, if such edits stand
+        # Tokens from here on were edited as candidate positions, if such edits stand.
+        self._plain = len(trunk)
         self._acting: dict[str, list[Placement]] = {}
 
     @contextmanager

@@ -16,9 +16,9 @@ from envs.toolshed.calls import MAX_CHARACTERS, Call, parse_call
 from envs.toolshed.tools import TOOLS
 
 DONE = "done"
-# Turns of chat and not examples in the system prompt: after those, of twenty wordings tried, SmolLM2-135M began with a
-# readable call in no more than 4 of 8 easy errands, after these in 11 of 12 of all kinds (tasks of another seed). None
-# ends with done(): it would then say so after every result. No task has their names and days, so that a copy shows.
+# Turns of chat and not examples in the system prompt: after those SmolLM2-135M wrote few readable calls, after these
+# nearly all (tried on tasks of another seed). None ends with done(): it would then say so after every result. No task
+# has their names and days, so that a copy shows.
 DEMONSTRATIONS: tuple[Demonstration, ...] = (
     Demonstration(
         "Mail what attic/clock.txt says to 'ottilie.zander@fernhall.example', with the topic 'clock'.",
