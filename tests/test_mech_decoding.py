@@ -312,7 +312,7 @@ def test_learned_positions_run_out_in_one_sentence(tiny_folder: FolderFactory) -
 def test_guesses_need_no_room_that_the_turn_does_not(tiny_folder: FolderFactory) -> None:
     """A turn whose last token just fits is written with guesses as without."""
     model = tiny_model(tiny_folder, "gpt2")
-    prompt = (*range(20, 64), *(5, 6, 7) * 667)
+    prompt = (*range(20, 64), *(5, 6, 7) * 666, 20, 21, 22)  # whose guess would be 23, 24, … 30
     turns = [decode(chain(model, STANDING_NOTHING), prompt, Decoding(4, draft=d)) for d in (0, 8)]
     assert len(prompt) + 4 - 1 == 2048 and turns[0].tokens == turns[1].tokens and len(turns[0].tokens) == 4
 
