@@ -128,6 +128,19 @@ def test_a_right_program_is_found_whatever_stands_around_it(
     assert step.canonical == repair.canonical(program) and step.dropped == found.dropped
 
 
+def test_what_is_asked_for_may_stand_in_several_blocks() -> None:
+    two = frozenset({"double", "twice"})
+    for raw in (f"```\n{HELPED}\n```\n```\n{HELPER}\n```", f"{HELPED}\n```\nand\n```\n{HELPER}\n```"):
+        found = extract(raw, two)
+        names: dict[str, object] = {}
+        exec(found.action.text, names)
+        assert names["double"](4) == 8 and "helper added" in found.edits and found.dropped == ""  # type: ignore[operator]
+    constant = (
+        "import math\n\n```\nHALF = 0.5\n```\n```\ndef double(x):\n    return math.floor(x / HALF)\n```"
+    )
+    assert extract(constant, WANTED).action.text.startswith("import math\n\nHALF = 0.5\n\ndef double")
+
+
 def test_other_programs_of_a_reply_are_kept_in_the_row() -> None:
     assert extract(f"```\n{WRONG}\n```\n```\n{PROGRAM}\n```", WANTED).dropped == WRONG
     assert (

@@ -9,13 +9,13 @@ program if it parses, as it stands or after a repair of its layout, and does mor
     3. else the largest program
     4. else what stands between the first fence and the next, or the whole text
 
-What the chosen program uses, and only another program of the reply defines, is put before it.
+What the chosen program uses or the task asks for, and only another program of the reply defines, is put before it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -66,6 +66,8 @@ def extract(raw: str, wanted: frozenset[str] = frozenset()) -> Extraction:
     found = [[part for segment in split for part in _parts(segment)] for split in splits]
     for split, parts in zip(splits, found, strict=True):
         asked = [part for part in parts if wanted <= part.program.defined]
+        if not asked and wanted <= _defined(part for part in parts if part.program.only_defines):
+            asked = [part for part in parts if wanted & part.program.defined]
         if asked:
             return _chosen(split, parts, asked, wanted, edits)
     begun = [each.text for split in splits for each in split if _begins(each.text, wanted)]
@@ -153,7 +155,8 @@ def _chosen(
 ) -> Extraction:
     """The largest of the parts that fit, helped by others; what else there was is named."""
     best = max(reversed(fit), key=lambda part: len(part.program.text))
-    helpers = _helpers(best, [part for part in parts if not wanted & part.program.defined])
+    have = wanted & best.program.defined
+    helpers = _helpers(best, [part for part in parts if not have & part.program.defined], wanted)
     used = [*helpers, best]
     text = "\n\n".join(part.program.text for part in used)
     others = list(dict.fromkeys(part.program.text for part in parts if part.program.text not in text))
@@ -172,21 +175,21 @@ def _chosen(
     return _extraction(text, done, "\n\n".join(others))
 
 
-def _helpers(best: _Part, others: Sequence[_Part]) -> list[_Part]:
-    """Those of the others that only define things, some of which the best one lacks, or another helper does."""
+def _helpers(best: _Part, others: Sequence[_Part], wanted: frozenset[str]) -> list[_Part]:
+    """Those of the others that only define things, some of which are wanted, or lacking in the best or a helper."""
+    definers = [part for part in others if part.program.only_defines and part is not best]
     chosen: list[_Part] = []
-    lacking = set(best.program.lacking)
     while True:
-        more = [
-            part
-            for part in others
-            if part not in (best, *chosen) and part.program.only_defines and part.program.defined & lacking
-        ]
+        used = [best, *chosen]
+        lacking = wanted.union(*(part.program.lacking for part in used)) - _defined(used)
+        more = [part for part in definers if part.program.defined & lacking]
         if not more:
-            return [part for part in others if part in chosen]
-        chosen += more[-1:]  # of several that define it, the last
-        lacking = (lacking | more[-1].program.lacking) - best.program.defined
-        lacking = lacking.difference(*(part.program.defined for part in chosen))
+            return [part for part in definers if part in chosen]
+        chosen.append(more[-1])  # of several that define it, the last
+
+
+def _defined(parts: Iterable[_Part]) -> frozenset[str]:
+    return frozenset().union(*(part.program.defined for part in parts))
 
 
 def _begins(text: str, wanted: frozenset[str]) -> bool:
