@@ -165,7 +165,10 @@ HALF = f"{PROGRAM}\nelse:\n    return 0"
         ("def double(x):\n    y = 2 * x\n    return y +", "def double(x):\n    y = 2 * x\n    return y +"),
         (HALF, HALF),
         ("def double(x):\n    return 2 * x\nprint double(2)", "def double(x):\n    return 2 * x\nprint double(2)"),
-        # What fails when it runs is left to run.
+        (f"{PROGRAM}\nprint n", f"{PROGRAM}\nprint n"),
+        (f"{PROGRAM}\nreturn x y", f"{PROGRAM}\nreturn x y"),
+        # What fails when it runs is left to run, and what may be there is no word.
+        (f"from math import *\n{PROGRAM}\ntau", f"from math import *\n{PROGRAM}\ntau"),
         (f"{PROGRAM}\nprint(dubble)", f"{PROGRAM}\nprint(dubble)"),
         (f"{PROGRAM}\nreturn 3", f"{PROGRAM}\nreturn 3"),
         (f"```\n{HELPER}\n```", HELPER),
@@ -200,6 +203,7 @@ def test_no_program_of_the_pool_nor_a_mutant_is_touched() -> None:
         (f"```\n{HELPER}\n```\n```\n{PROGRAM}\n```", None),
         (f"~~~\n{PROGRAM}\n~~~", None),
         ("```\ndef double(x)\n    return 2\n```", None),  # broken, and closed
+        ("````markdown\nLook:\n```python\ndef double(x)\n    return 2\n```", None),
         (f"```\n{PROGRAM}\n```", None),
     ],
 )
@@ -306,6 +310,7 @@ def test_text_in_three_quotes_keeps_its_line_breaks() -> None:
     [
         ("drop_meeting(ref='mt-7') and done()", "drop_meeting(ref='mt-7') and done()", "unparsable"),
         ("drop_meeting(ref='mt-7') if done() else 1", "drop_meeting(ref='mt-7') if done() else 1", "unparsable"),
+        ("drop_meeting(ref='mt-7') if (1) else 2", "drop_meeting(ref='mt-7') if (1) else 2", "unparsable"),
         ("drop_meeting(ref='mt-7');", "drop_meeting(ref='mt-7');", "unparsable"),
         ("drop_meeting(ref='mt-7') I hope", "drop_meeting(ref='mt-7') I hope", "unparsable"),
         ("drop_meeting(ref=mt-7)", "drop_meeting(ref=mt-7)", "unparsable"),
