@@ -134,7 +134,9 @@ def test_what_is_asked_for_may_stand_in_several_blocks() -> None:
         found = extract(raw, two)
         names: dict[str, object] = {}
         exec(found.action.text, names)
-        assert names["double"](4) == 8 and "helper added" in found.edits and found.dropped == ""  # type: ignore[operator]
+        double = names["double"]
+        assert callable(double) and double(4) == 8
+        assert "helper added" in found.edits and found.dropped == ""
     constant = (
         "import math\n\n```\nHALF = 0.5\n```\n```\ndef double(x):\n    return math.floor(x / HALF)\n```"
     )

@@ -29,7 +29,7 @@ _ANY_FENCE = re.compile(_FENCE, re.MULTILINE)
 _FENCE_IN_CODE = re.compile(rf"{QUOTED} | \#[^\n]* | {_FENCE}", re.MULTILINE | re.DOTALL | re.VERBOSE)
 _FENCES = 40  # so many are tried where they may be hidden
 _FIRST_FENCE = re.compile(r"```[\w+-]*[ \t]*\n")
-_LANGUAGE = re.compile(r"[\w+-]*[ \t]*")
+_LANGUAGE = re.compile(r"\A[\w+-]*[ \t]*")
 _DEFINITION = re.compile(r"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+(\w+)", re.MULTILINE)
 
 
@@ -59,10 +59,12 @@ def extract(raw: str, wanted: frozenset[str] = frozenset()) -> Extraction:
     """The program in a reply; `wanted` are the names that the tests call (none: nothing is known of them)."""
     text = raw.replace("\r\n", "\n").replace("\r", "\n")
     edits: set[Edit] = {"line ends changed"} if text != raw else set()
+    text = text.rstrip()
     whole = program_in(text)
     if whole is not None:
         return _extraction(whole.text, edits | whole.edits)
-    splits = [list(_segments(text)), list(_overlapping(text))]
+    lines = f"{text}\n"
+    splits = [list(_segments(lines)), list(_overlapping(lines))]
     found = [[part for segment in split for part in _parts(segment)] for split in splits]
     for split, parts in zip(splits, found, strict=True):
         asked = [part for part in parts if wanted <= part.program.defined]
@@ -75,15 +77,17 @@ def extract(raw: str, wanted: frozenset[str] = frozenset()) -> Extraction:
         for split, parts in zip(splits, found, strict=True):
             if parts:
                 return _chosen(split, parts, parts, wanted, edits)
-    plain = _bare(max(begun, key=len)) if begun else _first_block(text)
-    if plain == text.strip():
+    plain = _bare(max(begun, key=len)) if begun else _first_block(lines)
+    if plain == text:
         return _extraction(plain, edits)
+    if plain != text.strip():
+        edits.add("fence removed")
     again = extract(plain, wanted)
     others = list(dict.fromkeys(part.program.text for part in found[0])) if begun else []
     if others:
         edits.add("other program dropped")
     dropped = "\n\n".join([*others, *filter(None, [again.dropped])])
-    return _extraction(again.action.text, edits | {"fence removed", *again.edits}, dropped)
+    return _extraction(again.action.text, edits | set(again.edits), dropped)
 
 
 def ended(text: str, wanted: frozenset[str] = frozenset()) -> bool:
@@ -130,11 +134,11 @@ def _overlapping(text: str) -> Iterator[_Segment]:
 
 
 def _body(text: str, opened: bool) -> str:
-    """A segment without the rest of the line on which its fence stands: the language and what else is said there."""
+    """A segment without the rest of the line on which its fence stands, or of a single line without its language."""
     if not opened:
         return text
-    line, line_break, below = text.partition("\n")
-    return below if line_break else line[_LANGUAGE.match(line).end() :]  # type: ignore[union-attr]
+    line, _, below = text.partition("\n")
+    return below if below.strip() else _LANGUAGE.sub("", line)
 
 
 def _parts(segment: _Segment) -> list[_Part]:

@@ -77,7 +77,7 @@ def program_in(text: str) -> Program | None:
         read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - set(dir(builtins))
         lacking = frozenset() if "*" in bound else frozenset(read - bound)
         only = all(isinstance(each, _HELPERS) or _is_text(each) for each in tree.body)
-        return Program(kept, frozenset(done), defined, lacking, only)
+        return Program(kept.strip(), frozenset(done), defined, lacking, only)
     return None
 
 
