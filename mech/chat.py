@@ -25,7 +25,7 @@ from unicodedata import is_normalized
 from jinja2 import TemplateError
 
 from mech.errors import InputError
-from mech.tokenizers import COMPOSED_ONLY
+from mech.pre_tokenizers import COMPOSED_ONLY
 
 Message = dict[str, str]
 """`{"role": "system" | "user" | "assistant", "content": text}`."""

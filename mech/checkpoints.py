@@ -95,7 +95,7 @@ def resolve(name: str, cache_dir: Path, *, pre: str | None = None, full: bool = 
     Args:
         name: bundled or short name, `.gguf` file, folder, or hub id.
         cache_dir: where converted GGUF checkpoints and hashes of files are kept.
-        pre: the pre-tokenizer of a GGUF file, a name of `mech.tokenizers.RULES`; None takes the header's.
+        pre: the pre-tokenizer of a GGUF file, a name of `mech.pre_tokenizers.RULES`; None takes the header's.
         full: hash every byte again, whatever is remembered.
 
     Raises:

@@ -4,9 +4,9 @@
 
 A remembered hash is used only while the file's stamp is what it was: device, inode, size, times of the last change of
 its contents and of its inode (which no program can set back), and the SHA-256 of 4 KiB out of every MiB. Whatever is
-wrong with the memory costs one full hash. A file that changed less than a second ago is not remembered: a second change
-within one tick of the file system's clock would look like none. What uses the bytes checks the stamp again afterwards
-(`Hashed.still`).
+wrong with the memory costs one full hash. A file of less than a MiB is hashed each time. A file that changed less than
+a second ago is not remembered: a second change within one tick of the file system's clock would look like none. What
+uses the bytes checks the stamp again afterwards (`Hashed.still`).
 """
 
 from __future__ import annotations
@@ -66,15 +66,16 @@ def known_sha256(path: Path, memory: Path, *, full: bool = False) -> Hashed:
     Raises:
         OSError: the file cannot be read, or changes while it is read.
     """
-    place = memory / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]}.json"
     started = time.time_ns()
     stamp = _stamp(path)
+    full = full or stamp["size"] < STRIDE
+    place = memory / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]}.json"
     if not full and (known := _remembered(place, stamp)) is not None:
         return Hashed(path, known, stamp)
     found = Hashed(path, file_sha256(path), stamp)
     if not found.still():
         raise OSError(f"{path} changes while it is read")
-    if started - max(stamp["mtime_ns"], stamp["ctime_ns"]) < SETTLED_NS:
+    if stamp["size"] < STRIDE or started - max(stamp["mtime_ns"], stamp["ctime_ns"]) < SETTLED_NS:
         return found
     with suppress(OSError):  # the memory only saves time
         memory.mkdir(parents=True, exist_ok=True)

@@ -60,7 +60,7 @@ def load_model(
         device: a torch device.
         cache_dir: where de-quantised GGUF checkpoints are kept; `default_cache_dir()` if None.
         check: run the self-checks of `mech.selfcheck`.
-        pre: the pre-tokenizer of a GGUF file that names none or a wrong one, a name of `mech.tokenizers.RULES`.
+        pre: the pre-tokenizer of a GGUF file that names none or a wrong one, a name of `mech.pre_tokenizers.RULES`.
 
     Raises:
         InputError: unknown name, unreadable or incomplete weights, unusable dtype, device or cache folder, a

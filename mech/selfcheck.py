@@ -29,7 +29,8 @@ from mech.checks import (
 from mech.errors import InputError
 from mech.model import Model
 from mech.packed_check import check_packed_row
-from mech.tokenizers import RULES, UNSTATED, Statement, cuts_of, ids_of
+from mech.pre_tokenizers import RULES, UNSTATED
+from mech.tokenizers import Statement, cuts_of, ids_of
 
 TRANSFORMERS_RANGE = ((5, 9), (5, 24))
 """First version that works, first that does not: 5.24 renamed the argument that holds the cache."""

@@ -116,6 +116,13 @@ def test_file_just_written_is_not_remembered(
     assert len(read) == 2 and not (tmp_path / "memory").exists()
 
 
+def test_small_file_is_hashed_each_time(tmp_path: Path, read: list[Path]) -> None:
+    (tmp_path / "small").write_text("a few bytes")
+    for _ in range(2):
+        known_sha256(tmp_path / "small", tmp_path / "memory")
+    assert len(read) == 2 and not (tmp_path / "memory").exists()
+
+
 def test_file_that_changes_while_it_is_hashed_is_an_error(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

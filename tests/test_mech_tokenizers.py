@@ -17,18 +17,8 @@ from mech.checkpoints import _bundled_file
 from mech.errors import InputError
 from mech.gguf import _VOCABULARY, read_metadata
 from mech.load import examine_model, load_model
-from mech.tokenizers import (
-    PROBE,
-    REFUSED,
-    RULES,
-    UNSTATED,
-    cuts_of,
-    from_gguf,
-    ids_of,
-    read_raw,
-    rules_for,
-    settle,
-)
+from mech.pre_tokenizers import REFUSED, RULES, UNSTATED, rules_for
+from mech.tokenizers import PROBE, cuts_of, from_gguf, ids_of, read_raw, settle
 from tests.loose_tokenizer import loose_bpe, loose_tokenizer, write_folder
 
 LLAMA_CPP_NAMES = """
