@@ -167,7 +167,7 @@ def _load(
         if checkpoint.gguf_metadata:
             stated = checkpoint.gguf_metadata.get("tokenizer.ggml.pre")
             statement = replace(statement, pre=pre or stated, by_hand=pre is not None)
-        hf_model = (read or _read_weights)(checkpoint, DTYPES[dtype]).eval()
+        hf_model = _in_memory((read or _read_weights)(checkpoint, DTYPES[dtype])).eval()
         checkpoint.require_unchanged()
         tensors = tensors_sha256(hf_model.state_dict())
         if read is None and dtype == "float32" and checkpoint.tensors_sha256 not in (None, tensors):
@@ -234,6 +234,13 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
             f"The checkpoint '{checkpoint.name}' lacks {len(absent)} weights its configuration asks for, "
             f"the first being {absent[0]}: it is incomplete or its config.json belongs to another model."
         )
+    return hf_model
+
+
+def _in_memory(hf_model: Any) -> Any:
+    """The model with weights of its own: transformers maps the file, whose later changes would change the model."""
+    for tensor in (*hf_model.parameters(), *hf_model.buffers()):
+        tensor.data = tensor.data.clone()
     return hf_model
 
 

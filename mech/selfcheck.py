@@ -190,7 +190,11 @@ def check_pre_tokenizer(model: Model, statement: Statement) -> CheckResult:
         rules = RULES[statement.pre]
         said = f"{said}, which cuts as '{statement.pre}' says ({rules.source})"
         if cuts_of(model.tokenizer) != cuts_of(rules):
-            wrong.append(f"tokenizer.ggml.pre = {statement.pre}")
+            sentence = (
+                f"the converted tokenizer.json does not cut as '{statement.pre}' (tokenizer.ggml.pre) says: delete the "
+                "converted checkpoint"
+            )
+            return CheckResult("pre_tokenizer", False, float(len(wrong)), 0.0, sentence)
         if statement.by_hand:
             notes.append(f"'{statement.pre}' was said by hand")
         if rules.normalizer == UNSTATED:

@@ -6,7 +6,7 @@ rules, so the ids of a loaded tokenizer are compared with the file's (`settle`),
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,9 +60,7 @@ def from_gguf(header: Mapping[str, Any], name: str, pre: str | None = None) -> P
         raise InputError(f"The vocabulary of '{name}' is incomplete or has a token twice: convert it again.")
     try:
         backend = Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=rules.ignore_merges))
-    except (
-        Exception
-    ) as error:  # tokenizers raises bare Exception: a merge whose parts or result are no tokens
+    except Exception as error:  # what tokenizers raises for a merge whose parts or result are no tokens
         raise InputError(f"The merges of '{name}' do not fit its vocabulary ({error}).") from error
     backend.normalizer = rules.make_normalizer()
     backend.pre_tokenizer = rules.pre_tokenizer()
@@ -80,11 +78,8 @@ def from_gguf(header: Mapping[str, Any], name: str, pre: str | None = None) -> P
         if entry(f"{long}_token_id") is not None
     }
     adds_bos, adds_eos = entry("add_bos_token"), entry("add_eos_token")
-    first = (
-        [named["bos_token"]]
-        if (rules.adds_bos if adds_bos is None else adds_bos) and "bos_token" in named
-        else []
-    )
+    adds_bos = rules.adds_bos if adds_bos is None else adds_bos
+    first = [named["bos_token"]] if adds_bos and "bos_token" in named else []
     last = [named["eos_token"]] if adds_eos and "eos_token" in named else []
     if first or last:
         backend.post_processor = processors.TemplateProcessing(
@@ -148,7 +143,7 @@ class Statement:
     Attributes:
         class_name: the transformers class that was loaded.
         texts: probe texts, special tokens of the file among them.
-        ids: of each text by the checkpoint's own tokenizer.json; None where it has none.
+        ids: of each text by the checkpoint's own tokenizer.json, None for a text that it fails on; None without one.
         replaced: how many texts the transformers class read otherwise; its rules were replaced by the file's.
         pre: name of a GGUF file's pre-tokenizer.
         by_hand: the user said that name.
@@ -156,7 +151,7 @@ class Statement:
 
     class_name: str
     texts: tuple[str, ...]
-    ids: tuple[tuple[int, ...], ...] | None
+    ids: tuple[tuple[int, ...] | None, ...] | None
     replaced: int = 0
     pre: str | None = None
     by_hand: bool = False
@@ -192,14 +187,16 @@ def probe_texts(*backends: Tokenizer) -> tuple[str, ...]:
 
 def ids_of(tokenizer: Any, texts: Sequence[str]) -> tuple[tuple[int, ...] | None, ...]:
     """The ids of each text by a transformers tokenizer, none added; None for a text that it fails on."""
+    return tuple(
+        _attempt(lambda text: tokenizer(text, add_special_tokens=False)["input_ids"], text) for text in texts
+    )
 
-    def ids(text: str) -> tuple[int, ...] | None:
-        try:
-            return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-        except Exception:  # tokenizers raises bare Exception, for a missing unknown token among others
-            return None
 
-    return tuple(ids(text) for text in texts)
+def _attempt(encode: Callable[[str], Sequence[int]], text: str) -> tuple[int, ...] | None:
+    try:
+        return tuple(encode(text))
+    except Exception:  # tokenizers raises bare Exception, for a missing unknown token among others
+        return None
 
 
 def settle(tokenizer: Any, folder: Path) -> tuple[Any, Statement]:
@@ -217,7 +214,9 @@ def settle(tokenizer: Any, folder: Path) -> tuple[Any, Statement]:
     if raw is None:
         return tokenizer, Statement(name, PROBE, None)
     texts = probe_texts(raw, *([tokenizer.backend_tokenizer] if tokenizer.is_fast else []))
-    wanted = tuple(tuple(raw.encode(text, add_special_tokens=False).ids) for text in texts)
+    wanted = tuple(
+        _attempt(lambda text: raw.encode(text, add_special_tokens=False).ids, text) for text in texts
+    )
     differing = sum(one != other for one, other in zip(ids_of(tokenizer, texts), wanted, strict=True))
     if differing and tokenizer.is_fast:
         return _with_rules_of(raw, tokenizer), Statement(name, texts, wanted, differing)

@@ -21,6 +21,7 @@ from mech.errors import InputError
 from mech.gguf import read_metadata
 from mech.hashes import tensors_sha256
 from mech.load import examine_model, load_model
+from mech.model import Model
 from tests.tiny_gguf import write_gguf
 
 FolderFactory = Callable[..., Path]
@@ -72,6 +73,28 @@ def test_weights_that_change_while_they_are_loaded_are_refused(
     monkeypatch.setattr(load_room, "resolve", then_changed)
     with pytest.raises(InputError, match=r"model\.safetensors' changed while .* was loaded"):
         load_model(str(copied), cache_dir=tmp_path / "cache", check=False)
+
+
+def test_later_changes_of_the_file_do_not_reach_the_model(copied: Path, tmp_path: Path) -> None:
+    """transformers maps the file into memory, where a change in place would show at once."""
+
+    def logits(model: Model) -> torch.Tensor:
+        with torch.no_grad():
+            found: torch.Tensor = model.bridge(torch.arange(5, 20)[None], return_type="logits")
+        return found
+
+    model, weights = (
+        load_model(str(copied), cache_dir=tmp_path / "cache", check=False),
+        copied / "model.safetensors",
+    )
+    before = logits(model)
+    with weights.open("r+b") as file:
+        file.seek(weights.stat().st_size // 2)
+        file.write(bytes(weights.stat().st_size // 4))
+    assert torch.equal(logits(model), before)
+    damaged = load_model(str(copied), cache_dir=tmp_path / "cache", check=False)
+    assert damaged.identity.tensors_sha256 != model.identity.tensors_sha256
+    assert not torch.equal(logits(damaged), before)
 
 
 def test_converted_weights_that_are_not_those_written_are_refused(

@@ -176,7 +176,7 @@ def test_gguf_tokenizer_must_cut_as_its_name_says(fresh: Model, tiny_folder: Fol
     _, statement = settle(fresh.tokenizer, tiny_folder("llama"))
     stated = dataclasses.replace(statement, pre="smollm")
     result = selfcheck.check_pre_tokenizer(fresh, stated)
-    assert not result.passed and "tokenizer.ggml.pre = smollm" in result.sentence
+    assert not result.passed and "does not cut as 'smollm' (tokenizer.ggml.pre) says" in result.sentence
 
 
 def test_folder_without_tokenizer_json_is_flagged(fresh: Model) -> None:
