@@ -30,7 +30,19 @@ from envs.agent import AgentEnvironment
 from envs.base import Task
 from envs.harness import HARNESSES, Past, write
 from experiments.environments import open_environment
-from experiments.options import DEVICE, DTYPE, ENGINE, MODEL, OUT, PROBLEMS, QUIET, WORDING, Report, Study
+from experiments.options import (
+    DEVICE,
+    DTYPE,
+    ENGINE,
+    MODEL,
+    OUT,
+    PRE,
+    PROBLEMS,
+    QUIET,
+    WORDING,
+    Report,
+    Study,
+)
 from experiments.progress import progress
 from experiments.records import RunFolder, read_run
 from experiments.rolling import phrases
@@ -247,6 +259,6 @@ STUDY = Study(
     "predict",
     "whether G, copy and repeat probabilities before a step of a rollout tell that it repeats",
     "backfire predict --out runs/rollouts",
-    (MODEL, DTYPE, DEVICE, PROBLEMS, WORDING, ENGINE, OUT, QUIET),
+    (MODEL, PRE, DTYPE, DEVICE, PROBLEMS, WORDING, ENGINE, OUT, QUIET),
     run,
 )

@@ -79,14 +79,21 @@ def _read_ids(path: Path | None) -> list[str] | None:
 
 def open_model(args: argparse.Namespace) -> Model:
     """The model that --model names, checked."""
-    return load_model(args.model, dtype=args.dtype, device=args.device, cache_dir=checkpoint_cache())
+    return load_model(
+        args.model, dtype=args.dtype, device=args.device, cache_dir=checkpoint_cache(), pre=args.pre
+    )
 
 
 def open_redrawn(args: argparse.Namespace, name: str) -> Model:
     """The placebo of that model: weights drawn anew under the base seed and this name, checked as any."""
     generator = torch.Generator().manual_seed(derive(args.seed, name))
     return load_redrawn(
-        args.model, generator, dtype=args.dtype, device=args.device, cache_dir=checkpoint_cache()
+        args.model,
+        generator,
+        dtype=args.dtype,
+        device=args.device,
+        cache_dir=checkpoint_cache(),
+        pre=args.pre,
     )
 
 
@@ -150,6 +157,8 @@ def open_run(
         "name": model.identity.name,
         "source": model.identity.source,
         "sha256": model.identity.sha256,
+        "tensors_sha256": model.identity.tensors_sha256,
+        "pre": model.identity.pre,
         "n_parameters": model.identity.n_parameters,
         "architecture": model.identity.architecture,
         "dtype": str(model.dtype),

@@ -20,10 +20,12 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
+from unicodedata import is_normalized
 
 from jinja2 import TemplateError
 
 from mech.errors import InputError
+from mech.pre_tokenizers import COMPOSED_ONLY
 
 Message = dict[str, str]
 """`{"role": "system" | "user" | "assistant", "content": text}`."""
@@ -150,7 +152,16 @@ def end_of_turn_id(model: Speaker) -> int:
 
 
 def encode(model: Speaker, text: str) -> tuple[int, ...]:
-    """The ids of a text, special tokens in it recognised and none added."""
+    """The ids of a text, special tokens in it recognised and none added.
+
+    Raises:
+        InputError: the text has characters that Unicode composes (NFC), and what the tokenizer does to them is unknown.
+    """
+    if model.tokenizer.init_kwargs.get(COMPOSED_ONLY) and not is_normalized("NFC", text):
+        raise InputError(
+            "A text has characters that are not composed (NFC), and this GGUF file does not say how its tokenizer "
+            "reads them: compose them, or use a folder with the model's own tokenizer.json."
+        )
     return tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

@@ -17,6 +17,8 @@ class Identity:
 
     `source` is a hub id with its commit, a folder or a file; `sha256` covers the weight files, as names alone
     do not tell a 4-bit copy from fp32; tied parameters count once; `architecture` is the transformers class.
+    `tensors_sha256` is of the weights in memory, as they were run (`mech.hashes.tensors_sha256`); `pre` is the name of
+    a GGUF file's pre-tokenizer where the user said it, else None.
     """
 
     name: str
@@ -24,6 +26,8 @@ class Identity:
     sha256: str
     n_parameters: int
     architecture: str
+    tensors_sha256: str = ""
+    pre: str | None = None
 
 
 @dataclass(frozen=True)
