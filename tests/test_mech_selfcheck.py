@@ -18,6 +18,7 @@ from mech.errors import InputError
 from mech.load import examine_model, load_model
 from mech.model import Model
 from mech.selfcheck import probe_ids, require, run_checks
+from tests.mech_cases import n_torch_hooks
 from tests.tiny_models import FAMILIES
 
 FolderFactory = Callable[..., Path]
@@ -120,8 +121,12 @@ def test_hook_that_is_missing_is_refused(fresh: Model, monkeypatch: pytest.Monke
 
 
 def test_checks_leave_no_hook_behind(fresh: Model) -> None:
+    fresh.bridge(probe_ids(fresh.tokenizer))  # the bridge wires hooks of its own at its first forward
+    before = n_torch_hooks(fresh)
+    seen: list[int] = []
+    fresh.bridge.blocks[0].attn.hook_z.register_forward_hook(lambda *_: seen.append(n_torch_hooks(fresh)))
     run_checks(fresh)
-    assert not any(point._forward_hooks for point in fresh.bridge.hook_dict.values())
+    assert max(seen) > before + 1 == n_torch_hooks(fresh)  # there were some, and the test's own is left
 
 
 def test_acausal_attention_is_refused(fresh: Model) -> None:

@@ -188,6 +188,7 @@ def test_a_score_does_not_depend_on_the_other_conditions_and_candidates(model: M
 
 def test_a_row_names_its_ids_its_context_and_its_text(model: Model) -> None:
     rows = score_item(Engine(model), ITEMS[1], CORE, WORDING)
+    assert {row["condition"] for row in rows} == set(CORE)
     for row in rows:
         action = ITEMS[1].candidates()[row["candidate"]]
         rendering = render(model, conditions.render(ITEMS[1], row["condition"], WORDING))
