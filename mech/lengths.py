@@ -1,14 +1,14 @@
-"""What in a model depends on how long the sequence is, and up to which length its scores are exact therefore.
+"""What in a model depends on the length of the sequence, and up to which length its scores are therefore exact.
 
 Scores here are put together from forwards of other lengths: a shared prefix, a packed row, token after token. That is
-exact only where the keys and values of a position do not depend on how long its sequence becomes. They do
+exact only where the keys and values of a position do not depend on the sequence's length. Two things break that:
 
-- behind a rotation that depends on the length (rope types `dynamic` past the maximum, `longrope` past its switch): the
-  length is found by asking the rotary modules themselves, which needs no forward;
-- in layers that see chunks or windows of another kind than `sliding_attention` (chunked attention, GPT-Neo's local
-  attention): the packed row has no such mask, and up to that length none is needed.
+- rotations that depend on the length (rope types `dynamic` past the maximum, `longrope` past its switch). The length
+  is found by running the rotary modules alone, which needs no forward of the model;
+- layers that see chunks, or windows of another kind than `sliding_attention` (Llama 4's chunks, GPT-Neo's local
+  attention). The packed row has no such mask; up to that length none is needed.
 
-Longer sequences are refused. Sliding windows are exact at every length: `mech.packed_check` narrows them to see that.
+Longer sequences are refused. Sliding windows are exact at every length: `mech.packed_check` checks that at load.
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ def limits(network: Any, config: Any, learned: bool) -> list[Limit]:
         found.append(Limit(n, f"knows {n} positions", learned=True))
     n_same = same_rotation(network)
     if n_same is not None:
-        found.append(
-            Limit(n_same, f"rotates every position otherwise in sequences of more than {n_same} tokens")
-        )
+        reason = f"rotates positions differently in sequences of more than {n_same} tokens"
+        found.append(Limit(n_same, reason))
     for name in SPANS:
         span = getattr(config, name, None)
         if isinstance(span, int) and span > 0:

@@ -99,7 +99,7 @@ class Model:
 
     @property
     def n_positions(self) -> int | None:
-        """How many tokens a sequence may have; None where neither learned positions nor rotations limit it."""
+        """How many tokens a sequence may have; None where `limits` is empty."""
         return self.limits[0].n_tokens if self.limits else None
 
     def require_room(self, n_tokens: int) -> None:
