@@ -85,6 +85,7 @@ class ModelPolicy:
         chain = self._chain_for(messages[: request.opening], rendering.ids)
         turn = decode(chain, rendering.ids, self._how, kept, spans, self._rng)
         written = recorded(model, turn)
+        about["notes"] += model.length_notes(len(rendering.ids) + len(turn.tokens))
         spelt = [token for token in model.tokenizer.all_special_tokens if token in turn.text]
         if spelt:  # in ordinary tokens here, and read as the special token in the next prompt
             about["notes"] = [*about["notes"], f"the reply spells {', '.join(spelt)}"]

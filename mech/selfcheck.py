@@ -28,7 +28,7 @@ from mech.checks import (
 )
 from mech.errors import InputError
 from mech.model import Model
-from mech.packed_check import check_packed_row
+from mech.packed_check import check_packed_row, check_window
 from mech.pre_tokenizers import RULES, UNSTATED
 from mech.tokenizers import Statement, cuts_of, ids_of
 
@@ -42,7 +42,10 @@ _FORWARD_CHECKS: tuple[Callable[[Model, Trace], CheckResult | list[CheckResult]]
     check_cache,
     check_causal_hooks,
     check_packed_row,
+    check_window,
 )
+_REASONS = (InputError, RuntimeError, AttributeError, LookupError, TypeError, ValueError)
+"""What a model that this package cannot run raises in a check."""
 
 N_PROBE = 12
 _TEXT = "def total(items):\n    return sum(item.price for item in items)\n\nThe capital of France is"
@@ -80,13 +83,14 @@ def run_checks(
     results = [check_versions(), check_eval_mode(model), check_transcript(model), check_prefix(model)]
     if statement is not None:
         results.append(check_pre_tokenizer(model, statement))
+    results.append(check_lengths(model))
     if gguf_metadata:
         results.append(check_special_tokens(model, gguf_metadata))
     if not results[1].passed:
         return results
     try:
         run = trace(model, probe_ids(model.tokenizer, model.device))
-    except (InputError, RuntimeError) as error:
+    except _REASONS as error:
         return [*results, _broken("hooks", error)]
     results.append(check_finite(run))
     if not results[-1].passed:
@@ -130,6 +134,20 @@ def check_eval_mode(model: Model) -> CheckResult:
     except InputError as error:
         return _broken("eval_mode", error)
     return CheckResult("eval_mode", True, None, None, "every module is in evaluation mode")
+
+
+def check_lengths(model: Model) -> CheckResult:
+    """Up to which length scores are exact; flagged where something else than learned positions limits it."""
+    try:
+        limits = model.limits
+    except _REASONS as error:
+        return _broken("lengths", error)
+    if not limits:
+        return CheckResult("lengths", True, None, None, "sequences of every length treat a position alike")
+    shortest = limits[0]
+    sentence = f"{model.identity.name} {shortest.reason}: longer sequences are refused"
+    n = float(shortest.n_tokens)
+    return CheckResult("lengths", True, n, None, sentence, flagged=not shortest.learned)
 
 
 def check_transcript(model: Model) -> CheckResult:
@@ -243,6 +261,6 @@ def _guarded(
     """The results of a check; an error of the model or a hook in it is its failure, by name."""
     try:
         outcome = check(model, run)
-    except (InputError, RuntimeError) as error:
+    except _REASONS as error:
         return [_broken(check.__name__.removeprefix("check_"), error)]
     return outcome if isinstance(outcome, list) else [outcome]

@@ -182,7 +182,7 @@ def score_row(model: Model, ask: Ask, score: Score) -> dict[str, Any]:
         **question(ask),
         "token_logprobs": action.logprobs.tolist(),
         "boundary_merged": ask.boundary_merged,
-        "notes": list(ask.rendering.notes),
+        "notes": [*ask.rendering.notes, *model.length_notes(len(ask.query.tokens))],
         **attributes(ask.item),
     }
 

@@ -325,7 +325,9 @@ def test_patch_has_every_head_of_every_item_and_shares_that_add_up(patched: Shel
 def test_patch_measures_the_delta_that_probe_measures(patched: Shell) -> None:
     patched.ran("probe")
     copy = patched.table("measures").query("measure == 'copy'").set_index("item_id")["value"]
-    for row in patched.lines("patches"):
+    rows = patched.lines("patches")
+    assert {row["item_id"] for row in rows} == set(copy.index) != set()
+    for row in rows:
         assert (row["from"], row["to"]) == ("pre", "neut")
         assert row["delta"] == row["logprob_to"] - row["logprob_from"]
         assert row["delta"] == pytest.approx(copy[row["item_id"]], abs=NATS)
@@ -403,7 +405,9 @@ def test_one_direction_writes_only_that_one(shell: Shell) -> None:
 
 def test_the_slow_engine_patches_to_the_same_effects(patched: Shell) -> None:
     patched.ran("patch", "--k", "2,5", "--engine", "reference", out="slow")
-    for one, other in zip(patched.lines("patches"), patched.lines("patches", "slow"), strict=True):
+    pairs = list(zip(patched.lines("patches"), patched.lines("patches", "slow"), strict=True))
+    assert pairs
+    for one, other in pairs:
         assert one["id"] == other["id"]
         for kind in ("heads", "sets"):
             assert one[kind].keys() == other[kind].keys()
