@@ -99,10 +99,10 @@ def test_the_estimate_is_the_derivative_of_the_exact_patched_score(
     found = attribute(Engine(model), recipient, donor)
     assert list(found.heads) == list(all_heads(model)) and list(found.mlps) == list(range(model.n_layers))
     assert_close(flat(found), torch.tensor(slopes, dtype=torch.float64), DERIVATIVE)
-    if (
-        family == "gpt_neox"
-    ):  # the first MLP of parallel blocks reads the embedding alone: no context reaches it
-        assert slopes.pop(len(found.heads)) == 0.0 == found.mlps[0]
+    if family == "gpt_neox":
+        # The first MLP of parallel blocks reads the embedding alone, so no context reaches it; the two runs lay their
+        # rows out differently, and a processor may round their products differently in the last bit.
+        assert slopes.pop(len(found.heads)) == 0.0 and abs(found.mlps[0]) <= FP64
     assert min(map(abs, slopes)) > 10 * DERIVATIVE, "a slope of zero cannot tell right from wrong"
 
 
@@ -118,7 +118,7 @@ def test_packed_rows_give_what_full_forwards_give(
     assert list(fast.heads) == list(slow.heads) and fast.steps == slow.steps == steps
     # an estimate sums up products of gradients and differences, of which there are a few dozen
     assert_close(flat(fast), flat(slow), 10 * TOLERANCE[dtype])
-    changed = [value for value in flat(slow).tolist() if value != 0.0]
+    changed = [value for value in flat(slow).tolist() if abs(value) > TOLERANCE[dtype]]
     assert len(changed) >= len(flat(slow)) - 1 and min(map(abs, changed)) > 100 * TOLERANCE[dtype]
 
 
@@ -199,7 +199,7 @@ def test_integrated_over_many_steps_what_moves_alone_gets_its_exact_effect(
         if exact:
             assert abs(found.mlps[layer] - exact) < abs(once.mlps[layer] - exact) / 50
         else:
-            assert (family, layer, found.mlps[layer]) == ("gpt_neox", 0, 0.0)
+            assert (family, layer) == ("gpt_neox", 0) and abs(found.mlps[layer]) <= FP64
 
 
 @pytest.mark.parametrize("family", FAMILIES)
