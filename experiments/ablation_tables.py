@@ -69,7 +69,10 @@ def write_tables(
     rows = folder.rows("ablations")
     long = long_values(rows)
     removed = share_removed(long, rng_for)
-    deltas: Mapping[str, float] = {**dict.fromkeys(ON_ITEMS, delta), **dict.fromkeys(LOSSES, delta_loss)}
+    measured = [
+        name for name in ON_ITEMS if name in set(long["measure"])
+    ]  # no item may have a reference action
+    deltas: Mapping[str, float] = {**dict.fromkeys(measured, delta), **dict.fromkeys(LOSSES, delta_loss)}
     tables = Tables(
         dose_curve(long, rng_for),
         removed,

@@ -86,7 +86,7 @@ def from_ablation(
                 "control_lo": against["random_lo"],
                 "control_hi": against["random_hi"],
                 "p": against["p"],
-                "reference_change": change["reference_logprob"],
+                "reference_change": change.get("reference_logprob", math.nan),
                 "sem_change": change["sem"],
                 "sem_equivalent": str(changes["equivalent"]["sem"]).lower(),
                 "prose_change": change["prose_loss"],

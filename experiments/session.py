@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,16 @@ from probes.wording import Wording, load_wording
 
 @dataclass(frozen=True)
 class Session:
-    """A study's inputs; `rng_for` gives the numpy stream of a name under the base seed."""
+    """A study's inputs; `rng_for` gives the numpy stream of a name under the base seed.
+
+    `left_out`: condition or measure → how many items are left out of it, and why (`experiments.left_out`).
+    """
 
     engine: Engine
     items: list[Item]
     wording: Wording
     rng_for: Callable[[str], np.random.Generator]
+    left_out: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
     def streams(self, prefix: str) -> RngFactory:
         """As `rng_for`, every name behind this prefix: tables of one kind do not share draws by accident."""
@@ -178,4 +182,6 @@ def open_folder(
 def about_items(session: Session) -> dict[str, Any]:
     """What a run records of its items and wording."""
     names = [item.item_id for item in session.items]
-    return {"n_items": len(names), "item_ids": names, "wording_sha256": session.wording.sha256}
+    about = {"n_items": len(names), "item_ids": names, "wording_sha256": session.wording.sha256}
+    left_out = {what: why for what, (_, why) in session.left_out.items()}
+    return {**about, "left_out": left_out} if left_out else about

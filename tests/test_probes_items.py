@@ -168,13 +168,13 @@ def broken(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
         (lambda line: line + "}", "not a whole JSON object"),
         (lambda line: "[1]", "not a JSON object"),
         (broken(lambda record: record.pop("goal")), "the field 'goal' is missing"),
-        (broken(lambda record: record.update(colour="red")), "the field 'colour' is not a field"),
+        (broken(lambda record: record.update(colour="red")), "the field 'colour' is not known here"),
         (broken(lambda record: record.update(step_index="0")), "'step_index' must be an integer"),
         (broken(lambda record: record.update(step_index=True)), "'step_index' must be an integer"),
         (broken(lambda record: record.update(goal=None)), "'goal' must be a string"),
-        (broken(lambda record: record.update(tool=3)), "'tool' must be a string or null"),
-        (broken(lambda record: record.update(distractors="x")), "'distractors' must be a list of strings"),
-        (broken(lambda record: record.update(distractors=[1])), "'distractors' must be a list of strings"),
+        (broken(lambda record: record.update(tool=3)), "'tool' must be a string"),
+        (broken(lambda record: record.update(distractors="x")), "'distractors' must be a list"),
+        (broken(lambda record: record.update(distractors=[1])), "'distractors[0]' must be a string"),
         (broken(lambda record: record.update(meta=[])), "'meta' must be an object"),
         (broken(lambda record: record.update(failed_action=" ")), "'failed_action' must be a non-empty"),
         (broken(lambda record: record.update(prefix_actions=["a", "b", "c"])), "must be equally long"),
@@ -196,10 +196,10 @@ def test_a_line_torn_inside_a_character_and_a_repeated_id_are_refused(
     path = tmp_path / "bad.jsonl"
     line = item_line(replace(pool[0], goal="ü")).encode()
     path.write_bytes(line[: line.index("ü".encode()) + 1])
-    with pytest.raises(InputError, match="line 1 is not a whole JSON object"):
+    with pytest.raises(InputError, match="line 1: it is not a whole JSON object"):
         load_items(path)
     path.write_bytes(line + b"\n" + line)
-    with pytest.raises(InputError, match="line 2: the item id .* is already on line 1"):
+    with pytest.raises(InputError, match="line 2 .*: the item id is already on line 1"):
         load_items(path)
 
 
