@@ -85,12 +85,13 @@ def patched_entry(path: Path, conditions: tuple[str, str]) -> dict[str, Any]:
 
 def require_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
     """Raise InputError where two patches are of other weights, or of items that may not be the same."""
-    if one["provenance"]["model"]["sha256"] != other["provenance"]["model"]["sha256"]:
+    weights = [(each["provenance"].get("model") or {}).get("sha256") for each in (one, other)]
+    if weights[0] != weights[1] or weights[0] is None:
         raise InputError(
             "The two differences were patched in models of different weights: nothing to compare."
         )
     for name in SAME:
-        here, there = one["config"][name], other["config"][name]
+        here, there = one["config"].get(name), other["config"].get(name)
         if here != there:
             raise InputError(f"The two differences were patched under another {name} ({here} and {there}).")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ConfigDict, TypeAdapter
 
 from experiments.item_pools import read_pool
 from experiments.options import Study, existing
@@ -23,6 +23,7 @@ from experiments.seeds import derive, stream
 from mech.chat import template_sha256, tokenizer_sha256
 from mech.engine import Engine
 from mech.errors import InputError
+from mech.input_files import SHOWN, NotJson, checked, parse_json, read_bytes
 from mech.load import load_model, load_redrawn
 from mech.model import Model
 from probes.items import Item, select_items
@@ -54,6 +55,9 @@ class Session:
         return self.engine.model
 
 
+_IDS = TypeAdapter(list[str], config=ConfigDict(strict=True))
+
+
 def read_items(args: argparse.Namespace) -> list[Item]:
     """The items that --env/--items, --ids and --limit name, each with its unrelated call; --limit holds for each env.
 
@@ -73,11 +77,13 @@ def _read_ids(path: Path | None) -> list[str] | None:
     if path is None:
         return None
     try:
-        ids = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        ids, faults = parse_json(read_bytes(path, "ids file"))
+    except NotJson as error:
         raise InputError(f"The ids file {path} is not JSON ({error}).") from error
-    if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
-        raise InputError(f"The ids file {path} must hold a JSON list of item ids.")
+    faults += checked(_IDS, ids)[1]
+    if faults:
+        what = "; ".join(faults[:SHOWN])
+        raise InputError(f"The ids file {path} must hold a JSON list of item ids ({what}).")
     return ids
 
 

@@ -109,9 +109,13 @@ def weight_files(folder: Path) -> list[Path]:
         index = folder / f"{single}.index.json"
         if index.is_file():
             try:
-                names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            except (json.JSONDecodeError, KeyError, AttributeError) as error:
+                names = sorted(
+                    {Path(name).name for name in json.loads(index.read_text())["weight_map"].values()}
+                )
+            except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
                 raise InputError(f"'{index}' is not a readable weight index: download it again.") from error
+            if not names:
+                raise InputError(f"'{index}' names no weight file: download it again.")
             for missing in (shard for shard in names if not (folder / shard).is_file()):
                 raise InputError(f"The weight file '{missing}' is missing from '{folder}'.")
             return [folder / shard for shard in names]

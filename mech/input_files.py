@@ -10,23 +10,26 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from mech.errors import InputError
 
 SHOWN = 20  # faults of a file that are written out; the rest is counted
 MAX_DEPTH = 64  # objects and lists inside one another
 
-Checked = TypeVar("Checked", bound=BaseModel)
-
 
 class NotJson(ValueError):
     """The text is no JSON at all; the message says where it stops being one."""
+
+
+# An escaped half of a surrogate pair; a number that may be too large for a float.
+_ODD = re.compile(rb"\\u[dD][89a-fA-F]|[eE]\+?[0-9]{3}|[0-9]{300}")
 
 
 class _Object(dict[str, Any]):
@@ -54,8 +57,22 @@ def parse_json(raw: bytes) -> tuple[Any, list[str]]:
     Raises:
         NotJson: it is not UTF-8, not JSON, or nested deeper than `MAX_DEPTH`.
     """
+    odd: list[str] = []  # what calls for a look at every value; without it the text is taken as it is
+
+    def made(pairs: list[tuple[str, Any]]) -> _Object:
+        found = _Object(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            found.doubled = tuple(dict.fromkeys(name for name in names if names.count(name) > 1))
+            odd.extend(found.doubled)
+        return found
+
+    def constant(name: str) -> float:
+        odd.append(name)
+        return float(name)
+
     try:
-        value = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_object)
+        value = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=made, parse_constant=constant)
     except UnicodeDecodeError as error:
         raise NotJson(f"it is not UTF-8 text (byte {error.start})") from error
     except json.JSONDecodeError as error:
@@ -65,15 +82,9 @@ def parse_json(raw: bytes) -> tuple[Any, list[str]]:
         raise NotJson("it is nested too deeply") from error
     except ValueError as error:  # a whole number of thousands of digits
         raise NotJson("it holds a number that is too long") from error
-    return value, list(_faults(value))
-
-
-def _object(pairs: list[tuple[str, Any]]) -> _Object:
-    found = _Object(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        found.doubled = tuple(dict.fromkeys(name for name in names if names.count(name) > 1))
-    return found
+    if odd or _ODD.search(raw) or raw.count(b"{") + raw.count(b"[") > MAX_DEPTH:
+        return value, list(_faults(value))
+    return value, []
 
 
 def _faults(value: Any) -> Iterator[str]:
@@ -124,10 +135,10 @@ def _printable(text: str) -> str:
     return short.encode("utf-8", "backslashreplace").decode()
 
 
-def checked(model: type[Checked], value: Any) -> tuple[Checked | None, list[str]]:
-    """A JSON value as a model, or None and all faults, each a clause."""
+def checked(kind: TypeAdapter, value: Any) -> tuple[Any, list[str]]:
+    """A JSON value as what `kind` describes, or None and all faults, each a clause."""
     try:
-        return model.model_validate(value), []
+        return kind.validate_python(value), []
     except ValidationError as error:
         return None, list(dict.fromkeys(_clause(each) for each in error.errors(include_url=False)))
 
@@ -153,6 +164,7 @@ _WORDS = {
     "string_type": "must be a string",
     "int_type": "must be an integer",
     "list_type": "must be a list",
+    "too_short": "must not be empty",
     "bool_type": "must be true or false",
     "float_type": "must be a number",
     "string_too_short": "must be a non-empty string",

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from mech.errors import InputError
 from mech.input_files import NotJson, checked, parse_json, read_bytes, refuse
@@ -123,6 +123,9 @@ class _Record(BaseModel):
     distractors: list[_Text] | None = None
     tool: str | None = None
     meta: Annotated[dict[str, Any], AfterValidator(_flag)] | None = None
+
+
+_RECORD = TypeAdapter(_Record)
 
 
 def load_items(path: str | os.PathLike[str]) -> list[Item]:
@@ -243,7 +246,7 @@ def _item_from_line(line: bytes) -> tuple[str | None, Item | None, list[str]]:
         return None, None, [f"it is not a whole JSON object ({error}): repair or remove that line"]
     if not isinstance(record, dict):
         return None, None, ["it is not a JSON object with the fields of an item"]
-    parsed, wrong = checked(_Record, record)
+    parsed, wrong = checked(_RECORD, record)
     faults += [*wrong, *_contradictions(record)]
     item_id = record.get("item_id")
     known = item_id if isinstance(item_id, str) and item_id.strip() else None

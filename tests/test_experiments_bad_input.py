@@ -129,10 +129,9 @@ def item_lines(count: int, folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("break_it", "parts"),
     [
-        (lambda lines: [lines[0], lines[1][:-40]], ["line 2 is not a whole JSON object"]),
-        (lambda lines: [lines[0][:100], lines[1]], ["line 1 is not a whole JSON object"]),
-        (lambda lines: [lines[0], lines[0]], ["line 2: the item id 'garden-0' is already on line 1"]),
-        (lambda lines: [lines[0].replace('"goal"', '"gaol"')], ["line 1: the field 'goal' is missing"]),
+        (lambda lines: [lines[0], lines[1][:-40]], ["line 2: it is not a whole JSON object"]),
+        (lambda lines: [lines[0][:100], lines[1]], ["line 1: it is not a whole JSON object"]),
+        (lambda lines: [lines[0], lines[0]], ["line 2 (item 'garden-0'): the item id is already on line 1"]),
         (lambda lines: [], ["holds no items"]),
     ],
 )

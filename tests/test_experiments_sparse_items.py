@@ -1,4 +1,4 @@
-"""Items of a recorded transcript, which lack what it cannot know, beside whole ones: what needs it is left out by name."""
+"""Items of a recorded transcript lack what it cannot know: what needs it is left out by name, beside whole items."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from probes.items import Item, dump_items, item_line, load_items
 from tests.mech_cases import FolderFactory, one_thread  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS, Shell, item, shell  # noqa: F401 - a fixture
-from tests.tolerances import NATS
 
 MINIMAL = ("item_id", "env", "task_id", "system_prompt", "goal", "failed_action", "obs_fail", "obs_neutral")
 WHOLE = (*ITEMS, item(4, "grow(plant='yew', cups=)", "grow(plant='yew', cups=1)", "error: cups?"))
@@ -89,11 +88,8 @@ def test_an_item_that_lacks_nothing_scores_the_same_beside_sparse_ones(sparse: S
     sparse.ran("probe", out="whole")
     whole = {row["id"]: row for row in sparse.lines("scores", "whole")}
     for row in sparse.lines("scores"):
-        other = whole[row["id"]]["logprob"]
-        if row["item_id"] in ("garden-1", "garden-2"):  # packed with fewer candidates
-            assert abs(row["logprob"] - other) <= NATS
-        else:
-            assert row["logprob"] == other
+        if row["item_id"] not in ("garden-1", "garden-2"):
+            assert row["logprob"] == whole[row["id"]]["logprob"]
 
 
 @pytest.mark.parametrize("kind", ["sparse", "bare"])

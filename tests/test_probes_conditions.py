@@ -273,20 +273,20 @@ def test_the_hash_of_a_wording_follows_its_content_not_its_file(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"abstract_min": None}, "needs a text under 'abstract_min'"),
-        ({"observation_prefix": 3}, "needs a text under 'observation_prefix'"),
+        ({"abstract_min": None}, "the field 'abstract_min' is missing"),
+        ({"observation_prefix": 3}, "the field 'observation_prefix' must be a string"),
         ({"observation_role": "human"}, "must be one of user, tool, system"),
         ({"abstract_template": "{index} {call}"}, "only {index}, {tool} and {gloss} exist"),
         ({"abstract_template": "{tool.name}"}, "only {index}, {tool} and {gloss} exist"),
         ({"abstract_template": "{index:9}"}, "only {index}, {tool} and {gloss} exist"),
         ({"abstract_template": "{index"}, "malformed"),
-        ({"abstract_forbids_template": "{call}"}, "'{call}' in 'abstract_forbids_template': only {index}"),
+        ({"abstract_forbids_template": "{call}"}, "'abstract_forbids_template' uses '{call}': only {index}"),
         ({"pad_template": "{tool}"}, "only {neutral} and {filler} exist"),
-        ({"pad_template": 3}, "'pad_template' in the wording file"),
-        ({"negative_instruction_join": "one newline"}, "needs white space"),
-        ({"error_gloss": ["x"]}, "needs an object of texts under 'error_gloss'"),
-        ({"error_gloss": {"x": 1}}, "needs an object of texts under 'error_gloss'"),
-        ({"abstract_hides_tool_for": "x"}, "must be a list of texts"),
+        ({"pad_template": 3}, "'pad_template' must be a string"),
+        ({"negative_instruction_join": "one newline"}, "must be white space"),
+        ({"error_gloss": ["x"]}, "'error_gloss' must be an object"),
+        ({"error_gloss": {"x": 1}}, "'error_gloss.x' must be a string"),
+        ({"abstract_hides_tool_for": "x"}, "must be a list"),
     ],
 )
 def test_a_malformed_wording_is_refused_by_key(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
