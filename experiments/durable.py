@@ -34,6 +34,17 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let a refusal inside the block name the file whose contents it is about."""
+    try:
+        yield
+    except InputError as error:
+        if str(path) in str(error):
+            raise
+        raise InputError(f"{path}: {error}") from error
+
+
 def take_lock(folder: Path) -> IO[bytes]:
     """Hold `folder/.lock` until the file returned is closed.
 

@@ -13,8 +13,10 @@ from typing_extensions import NotRequired, TypedDict
 
 from mech.input_files import checked
 
-_Count = Annotated[int, Field(ge=0)]
-_Tokens = Annotated[int, Field(ge=1)]
+_LARGEST = 2**53  # a table holds whole numbers up to here exactly
+_Int = Annotated[int, Field(ge=-_LARGEST, le=_LARGEST)]
+_Count = Annotated[int, Field(ge=0, le=_LARGEST)]
+_Tokens = Annotated[int, Field(ge=1, le=_LARGEST)]
 _LogProb = Annotated[float, Field(le=0)]
 _Name = Annotated[str, Field(min_length=1)]
 _Heads = dict[Annotated[str, Field(pattern=r"^L\d{1,6}H\d{1,6}$")], float]
@@ -32,7 +34,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         "is_greedy": bool,
         "end_logprob": NotRequired[_LogProb | None],
         "end_is_argmax": NotRequired[bool | None],
-        "length_mismatch": NotRequired[int | None],
+        "length_mismatch": NotRequired[_Int | None],
         "token_ids": NotRequired[list[_Count]],
         "token_logprobs": NotRequired[list[_LogProb]],
         "notes": NotRequired[list[str]],
@@ -86,9 +88,9 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         **{
             "solved": bool,
             "last": bool,
-            "n_bans": int,
-            "n_prompt_tokens": int | None,
-            "n_new_tokens": int | None,
+            "n_bans": _Int,
+            "n_prompt_tokens": _Int | None,
+            "n_new_tokens": _Int | None,
         },
     },
     "decisions": {

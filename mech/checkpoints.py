@@ -9,7 +9,6 @@ for a converted GGUF that of the GGUF file.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -29,6 +28,7 @@ from huggingface_hub.errors import (
 
 from mech.errors import InputError
 from mech.gguf import cached_folder, file_sha256, read_metadata
+from mech.input_files import parse_json
 
 SHORT_NAMES = {
     "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
@@ -109,13 +109,13 @@ def weight_files(folder: Path) -> list[Path]:
         index = folder / f"{single}.index.json"
         if index.is_file():
             try:
-                names = sorted(
-                    {Path(name).name for name in json.loads(index.read_text())["weight_map"].values()}
-                )
-            except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+                contents, faults = parse_json(index.read_bytes())
+                names = sorted({Path(name).name for name in contents["weight_map"].values()})
+            except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
                 raise InputError(f"'{index}' is not a readable weight index: download it again.") from error
-            if not names:
-                raise InputError(f"'{index}' names no weight file: download it again.")
+            if faults or not names:
+                what = "; ".join(faults) or "it names no file"
+                raise InputError(f"'{index}' is not a readable weight index ({what}): download it again.")
             for missing in (shard for shard in names if not (folder / shard).is_file()):
                 raise InputError(f"The weight file '{missing}' is missing from '{folder}'.")
             return [folder / shard for shard in names]
