@@ -56,6 +56,7 @@ from figures.load import FigureError, head_shares, read_effects, read_heads, rea
 from mech.checkpoints import weight_files
 from mech.errors import InputError
 from mech.head_lists import read_head_list
+from mech.load import load_model
 from mech.model import Model
 from mech.store import Store
 from probes.breakdowns import item_attributes
@@ -537,3 +538,27 @@ def test_a_damaged_published_table_is_refused_by_name_or_reads(drawn_run: Path, 
     for data in list(damaged(path, random.Random(SEED))):
         path.write_bytes(data)
         check(path, lambda one: read_summary(one), None, False)
+
+
+# --- checkpoints
+
+CHECKPOINT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+@pytest.mark.parametrize("name", CHECKPOINT_FILES)
+def test_a_damaged_checkpoint_file_is_refused_by_name_or_loads(
+    name: str, tiny_folder: FolderFactory, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder("llama"), folder)
+    path = folder / name
+    if not path.exists():
+        pytest.skip(f"transformers wrote no {name}")
+    rng = random.Random(SEED)
+    every = [b"", b"[]", b"null", b"\xff\xfe", b"[" * 5000, *rng.sample(list(damaged(path, rng)), 14)]
+    for data in every:
+        path.write_bytes(data)
+        try:
+            check(path, lambda one: load_model(str(one.parent)).identity.sha256, None, False)
+        except Exception as error:
+            raise AssertionError(f"{type(error).__name__}: {error}\n{data[:1500]!r}") from error
