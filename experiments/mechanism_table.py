@@ -47,7 +47,7 @@ def from_joint(carried: pd.DataFrame, off_target: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for row in own.to_dict("records"):
         key = (row["env"], row["method"], row["k"])
-        changes = wide.loc[key]
+        changes = wide.loc[key] if key in wide.index else {}  # no item may have a reference action
         lines.append(
             {
                 **{name: row[name] for name in COLUMNS if name in row},

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.mechanism_table import from_joint
 from probes.items import Item, dump_items, item_line, load_items
 from tests.mech_cases import FolderFactory, one_thread  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS, Shell, item, shell  # noqa: F401 - a fixture
@@ -114,6 +115,9 @@ def test_every_study_runs_on_sparse_items(kind: str, request: pytest.FixtureRequ
     for name in ("fail_terse", "fail_verbose", "fail_echo", "quote_matched", "fail_other"):
         assert lacking[name] == n, name
     assert left_out(shell, "ablate")["reference action"] >= 1
+    joint = from_joint(shell.table("carried").fillna({"controls": ""}), shell.table("carried_offtarget"))
+    assert joint["reference_change"].notna().any() == (kind == "sparse")
+    assert joint["share"].notna().all()
     offtarget = set(shell.table("offtarget")["quantity"])
     assert ("reference_logprob" in offtarget) == (kind == "sparse")
 
