@@ -29,7 +29,7 @@ from experiments.places import checkpoint_cache
 from experiments.progress import bar
 from mech.errors import InputError
 from probes.coderepair_items import coderepair_pool
-from probes.items import Item, dump_items, load_items
+from probes.items import Item, dump_items, item_line, load_items
 from probes.toolshed_items import build_toolshed_items
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def executed_once(seed: int, problems: Sequence[Problem], cache_dir: Path, quiet
     """CodeRepair's items, executed now or read back."""
     place = cache_dir / "items" / f"coderepair-{pool_key(seed, problems)[:24]}.jsonl"
     if place.is_file():
-        return _read_back(place)
+        return read_back(place)
     try:  # before minutes of executing
         place.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -75,12 +75,18 @@ def executed_once(seed: int, problems: Sequence[Problem], cache_dir: Path, quiet
         raise InputError(f"No decision point comes of these problems ({reasons}).")
     if reasons:
         logger.warning("%d problems left out: %s", len(pool.left_out), reasons)
-    dump_items(pool.items, place)
-    replace(_sum_of(place), f"{_sha256(place)}\n")
+    write_pool(pool.items, place)
     return pool.items
 
 
-def _read_back(place: Path) -> list[Item]:
+def write_pool(items: Sequence[Item], place: Path) -> None:
+    """Keep a pool, its hash first: whoever finds the items finds the hash as well."""
+    lines = "".join(f"{item_line(item)}\n" for item in items)
+    replace(_sum_of(place), hashlib.sha256(lines.encode()).hexdigest() + "\n")
+    dump_items(items, place)
+
+
+def read_back(place: Path) -> list[Item]:
     """The pool as it was written: a text that changed on the disk would be another item under the same name."""
     kept = _sum_of(place)
     try:

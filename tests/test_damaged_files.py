@@ -271,10 +271,8 @@ def read_store(path: Path) -> Any:
 
 
 def make_pool(folder: Path) -> Path:
-    dump_items(ITEMS, folder / "coderepair-key.jsonl")
-    place = folder / "coderepair-key.jsonl"
-    (folder / "coderepair-key.sha256").write_text(item_pools._sha256(place))
-    return place
+    item_pools.write_pool(ITEMS, folder / "coderepair-key.jsonl")
+    return folder / "coderepair-key.jsonl"
 
 
 WORDING = load_wording()
@@ -300,7 +298,7 @@ READERS: dict[str, Reader] = {
         lambda path: [file.name for file in index_of(path)],
     ),
     "kept activations": Reader(make_store, read_store, exact=True),
-    "pool of items": Reader(make_pool, item_pools._read_back, exact=True),
+    "pool of items": Reader(make_pool, item_pools.read_back, exact=True),
     "heads.csv": Reader(make_heads_csv, read_heads_far),
 }
 
