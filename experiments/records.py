@@ -12,7 +12,6 @@ finite or null in rows, finite or empty in tables.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -20,42 +19,29 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import numpy as np
 import pandas as pd
-from pydantic import ConfigDict, TypeAdapter, with_config
-from typing_extensions import NotRequired, TypedDict
 
 from experiments.durable import append_bytes, parse_rows, replace, take_lock, to_json, writing
+from experiments.frames import EXACT_FLOATS, numeric, read_frame
+from experiments.run_json import SCHEMA_VERSION, config_hash, read_run, recorded
 from experiments.schema import ABLATION, EFFECTS, HEADS, MEASURES, ROWS, SCORES, SUMMARY, TABLES
 from mech.errors import InputError
-from mech.input_files import SHOWN, NotJson, checked, parse_json
 
 __all__ = [
     "RunFolder", "config_hash", "read_run", "recorded", "read_frame", "numeric", "utc_now",
     "EXACT_FLOATS", "SCHEMA_VERSION", "ROWS", "TABLES", "SCORES", "MEASURES", "SUMMARY", "HEADS", "EFFECTS", "ABLATION",
 ]  # fmt: skip
 
-SCHEMA_VERSION = 1
-
 _BEFORE_RUN_JSON = {".lock", ".run.json.tmp"}  # all there is if the first process died at once
-# Before pandas 3.1 reading floats exactly is an option; since then it is the default.
-_OLD_PANDAS = tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1)
-EXACT_FLOATS: dict[str, Any] = {"float_precision": "round_trip"} if _OLD_PANDAS else {}
-_OPEN = ConfigDict(strict=True, extra="allow")  # more may be said
-Value = TypeVar("Value")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def utc_now() -> str:
     """The time as `2026-01-31T09:30:00+00:00`."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def config_hash(config: Mapping[str, Any]) -> str:
-    """SHA-256 of the settings as JSON with sorted keys: equal settings in any order have equal hashes."""
-    return hashlib.sha256(to_json(config, "The configuration", sort_keys=True).encode()).hexdigest()
 
 
 class RunFolder:
@@ -242,130 +228,6 @@ class RunFolder:
         if not _NAME.fullmatch(name):
             raise ValueError(f"'{name}' must be a bare name, without folder or suffix")
         return self.path / f"{name}.{suffix}"
-
-
-@with_config(_OPEN)
-class _Model(TypedDict):
-    """What run.json says of the model that a study used; more may be said."""
-
-    name: NotRequired[str | None]
-    sha256: NotRequired[str | None]
-    dtype: NotRequired[str | None]
-    device: NotRequired[str | None]
-    n_parameters: NotRequired[int]
-
-
-@with_config(_OPEN)
-class _Provenance(TypedDict):
-    model: NotRequired[_Model | None]
-
-
-@with_config(_OPEN)
-class _Entry(TypedDict):
-    config: dict[str, Any]
-    config_hash: str
-    provenance: _Provenance
-    command: str
-    start: str
-    end: str | None
-    done: bool
-    resumes: list[dict[str, Any]]
-    extra: NotRequired[dict[str, Any]]
-
-
-@with_config(_OPEN)
-class _Run(TypedDict):
-    schema: int
-    studies: dict[str, _Entry]
-
-
-_RUN = TypeAdapter(_Run)
-
-
-def read_run(path: Path | str) -> dict[str, Any]:
-    """The contents of run.json, without claiming the folder.
-
-    Raises:
-        InputError: there is none, it cannot be read or is damaged, or another version of backfire wrote it.
-    """
-    file = Path(path) / "run.json"
-    try:
-        record, faults = parse_json(file.read_bytes())
-    except (OSError, NotJson) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(
-            f"{path} is not a run folder: its run.json is missing or cannot be read ({reason})."
-        ) from error
-    if (
-        not isinstance(record, dict)
-        or type(record.get("schema")) is not int
-        or record["schema"] != SCHEMA_VERSION
-    ):
-        raise InputError(
-            f"{file} is not of schema {SCHEMA_VERSION}: use the version of backfire that wrote it."
-        )
-    faults += checked(_RUN, record)[1]
-    if not faults:
-        faults = [
-            f"the settings of '{name}' are not those of its config_hash"
-            for name, entry in record["studies"].items()
-            if config_hash(entry["config"]) != entry["config_hash"]
-        ]
-    if faults:
-        what = "; ".join(faults[:SHOWN])
-        raise InputError(f"{file} is damaged ({what}): restore it, or choose another --out.")
-    return record
-
-
-def recorded(path: Path | str, entry: Mapping[str, Any], place: str, kind: type[Value]) -> Value:
-    """What a study's entry of run.json has at a dotted place, such as `config.seed`.
-
-    Raises:
-        InputError: there is nothing of this kind; the sentence names file and place.
-    """
-    found: Any = entry
-    for name in place.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    if type(found) is not kind:
-        raise InputError(f"{Path(path) / 'run.json'} is damaged: '{place}' of a study is no {_KINDS[kind]}.")
-    return found
-
-
-_KINDS: Mapping[type, str] = {str: "text", int: "whole number", list: "list", dict: "object"}
-
-
-def read_frame(path: Path) -> pd.DataFrame:
-    """A csv table, floats read exactly; an empty cell is NaN and nothing else is.
-
-    Raises:
-        InputError: there is no such file, it cannot be read, or it is no csv table.
-    """
-    try:
-        return pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False, **EXACT_FLOATS)
-    except OSError as error:
-        raise InputError(f"Cannot read {path} ({error.strerror or error}).") from error
-    except (ValueError, OverflowError) as error:  # torn, empty, or not text
-        raise InputError(f"{path} is not a csv table.") from error
-
-
-def numeric(table: pd.DataFrame, path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """The table, if these columns hold finite numbers (or nothing).
-
-    Raises:
-        InputError: a column is missing or holds text; the sentence names file and column.
-    """
-    missing = [column for column in columns if column not in table.columns]
-    if missing:
-        raise InputError(f"{path} lacks the columns {', '.join(missing)}.")
-    for column in columns:
-        values = table[column]
-        if not (pd.api.types.is_numeric_dtype(values) or values.isna().all()) or pd.api.types.is_bool_dtype(
-            values
-        ):
-            raise InputError(f"{path} has text in the column {column}, where numbers belong.")
-        if np.isinf(values.to_numpy(dtype=float)).any():
-            raise InputError(f"{path} has a number in the column {column} that is not finite.")
-    return table
 
 
 def _refuse_foreign(folder: Path) -> None:

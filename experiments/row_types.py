@@ -6,7 +6,7 @@ listed ones are allowed.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from typing_extensions import NotRequired, TypedDict
@@ -105,7 +105,8 @@ _CONFIG = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
 def _adapter(name: str, columns: dict[str, Any]) -> TypeAdapter:
-    kind = TypedDict(name, {"id": _Name, **columns})  # type: ignore[misc] # the columns are data
+    make: Any = cast(Any, TypedDict)  # the columns are data
+    kind = make(name, {"id": _Name, **columns})
     return TypeAdapter(with_config(_CONFIG)(kind))
 
 

@@ -18,16 +18,15 @@ import os
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
+from typing import Any
 
 from mech.errors import InputError
 from mech.input_files import NotJson, checked, parse_json, read_bytes, refuse
+from probes.item_record import LISTS, QUOTES, RECORD, contradictions
 
 UNKNOWN = "unknown"  # the operator, error type and template of an item that does not say
 
@@ -72,60 +71,14 @@ class Item:
         return {"failed": self.failed_action, **gold, **others}
 
 
-QUOTES = "traceback_quotes_source"  # the key of meta that says whether the error quotes a line of a×
+__all__ = [
+    "Item", "QUOTES", "UNKNOWN", "PER_TASK", "load_items", "dump_items", "item_line", "select_items", "balanced_subset",
+    "balanced_order",
+]  # fmt: skip
+
 PER_TASK = 3  # items of one task before every task had its chance; the published samples have this cap
 _ORDER_SEED = 0  # a constant: which N items `--limit N` means must not depend on a run's own seed
 _NAMES = tuple(each.name for each in fields(Item))
-_LISTS = ("prefix_actions", "prefix_observations", "distractors")
-_MAX_STEPS = 2**31 - 1
-
-
-def _not_blank(text: str) -> str:
-    if not text.strip():
-        raise ValueError("must be a non-empty string")
-    return text
-
-
-def _flag(meta: dict[str, Any]) -> dict[str, Any]:
-    if meta.get(QUOTES) not in (None, True, False):
-        raise ValueError(f"must be an object whose '{QUOTES}' is true, false or null")
-    return meta
-
-
-_Text = Annotated[str, AfterValidator(_not_blank)]
-
-
-class _Record(BaseModel):
-    """A line of an item file; the fields and their order are those of `Item`. Null means the same as nothing."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    item_id: _Text
-    env: _Text
-    task_id: _Text
-    template: _Text | None = None
-    step_index: Annotated[int, Field(ge=0, le=_MAX_STEPS)] | None = None
-    operator: _Text | None = None
-    error_type: _Text | None = None
-    system_prompt: str
-    goal: _Text
-    prefix_actions: list[_Text] | None = None
-    prefix_observations: list[str] | None = None
-    failed_action: _Text
-    gold_action: _Text | None = None
-    obs_fail: _Text
-    obs_fail_terse: _Text | None = None
-    obs_fail_verbose: _Text | None = None
-    obs_fail_echo: _Text | None = None
-    obs_success: _Text | None = None
-    obs_neutral: _Text
-    obs_fail_other: str | None = None
-    distractors: list[_Text] | None = None
-    tool: str | None = None
-    meta: Annotated[dict[str, Any], AfterValidator(_flag)] | None = None
-
-
-_RECORD = TypeAdapter(_Record)
 
 
 def load_items(path: str | os.PathLike[str]) -> list[Item]:
@@ -246,31 +199,15 @@ def _item_from_line(line: bytes) -> tuple[str | None, Item | None, list[str]]:
         return None, None, [f"it is not a whole JSON object ({error}): repair or remove that line"]
     if not isinstance(record, dict):
         return None, None, ["it is not a JSON object with the fields of an item"]
-    parsed, wrong = checked(_RECORD, record)
-    faults += [*wrong, *_contradictions(record)]
+    parsed, wrong = checked(RECORD, record)
+    faults += [*wrong, *contradictions(record)]
     item_id = record.get("item_id")
     known = item_id if isinstance(item_id, str) and item_id.strip() else None
     if parsed is None or faults:
         return known, None, faults
     values = {name: value for name, value in parsed.model_dump().items() if value is not None}
-    values.update({name: tuple(values[name]) for name in _LISTS if name in values})
+    values.update({name: tuple(values[name]) for name in LISTS if name in values})
     return known, Item(**{"step_index": len(values.get("prefix_actions", ())), **values}), []
-
-
-def _contradictions(record: Mapping[str, Any]) -> Iterator[str]:
-    """Fields that are right by themselves and cannot all be; those of a wrong type are passed over."""
-    actions, observations = (record.get(name) or [] for name in _LISTS[:2])
-    if isinstance(actions, list) and isinstance(observations, list) and len(actions) != len(observations):
-        yield "'prefix_actions' and 'prefix_observations' must be equally long"
-    distractors = record.get("distractors")
-    named = {"failed_action": record.get("failed_action"), "gold_action": record.get("gold_action")}
-    if isinstance(distractors, list):
-        named |= {f"distractors[{index}]": text for index, text in enumerate(distractors)}
-    # Compared without the blanks at their ends, which many chat templates trim.
-    seen: dict[str, str] = {}
-    for name, text in named.items():
-        if isinstance(text, str) and text.strip() and seen.setdefault(text.strip(), name) != name:
-            yield f"'{name}' is the same action as '{seen[text.strip()]}': each stands for another one"
 
 
 def _one_round(items: Sequence[Item], per_task: int, rng: random.Random) -> list[Item]:

@@ -13,6 +13,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -443,7 +444,9 @@ def test_a_damaged_file_is_refused_by_name_or_reads(name: str, tmp_path: Path) -
     assert reader.read(path) == expected
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(
+    "name", [name for name in READERS if name != "heads.csv"]
+)  # without it heads are scored
 def test_a_folder_in_a_files_place_and_a_file_that_may_not_be_read_are_refused(
     name: str, tmp_path: Path
 ) -> None:
@@ -456,8 +459,6 @@ def test_a_folder_in_a_files_place_and_a_file_that_may_not_be_read_are_refused(
     path.unlink()
     path.mkdir()
     (path / "inner").touch()
-    if name == "heads.csv":
-        pytest.skip("a folder of this name is as no table: the heads are scored")
     assert not check(path, reader.read, None, True)
 
 
@@ -497,9 +498,8 @@ def tables_of(run: Path) -> dict[str, Callable[[], Any]]:
         "calibration.csv": lambda: calibration.calibration_numbers(of("calibration.csv"), of("predict.csv")),
         "predict.csv": lambda: calibration.calibration_numbers(of("calibration.csv"), of("predict.csv")),
         **{
-            name: lambda name=name: of(name)
-            for name in ("shares.csv", "carried.csv", "controls.csv", "agreement.csv")
-        },  # type: ignore[misc]
+            name: partial(of, name) for name in ("shares.csv", "carried.csv", "controls.csv", "agreement.csv")
+        },
     }
 
 
@@ -550,8 +550,7 @@ def test_a_damaged_checkpoint_file_is_refused_by_name_or_loads(
     folder = tmp_path / "model"
     shutil.copytree(tiny_folder("llama"), folder)
     path = folder / name
-    if not path.exists():
-        pytest.skip(f"transformers wrote no {name}")
+    assert path.exists()
     rng = random.Random(SEED)
     every = [b"", b"[]", b"null", b"\xff\xfe", b"[" * 5000, *rng.sample(list(damaged(path, rng)), 14)]
     for data in every:
