@@ -16,6 +16,7 @@ import pandas as pd
 from experiments.ablated_sets import CONTROLS, HEADS, STRENGTH, K, about_sets, head_sets
 from experiments.ablating import ALPHA, BY, HOW, REFERENCE, WHERE, replacement
 from experiments.ablation_tables import Tables, write_tables
+from experiments.left_out import noted, of_candidates, write_left_out
 from experiments.options import DELTA, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive_number
 from experiments.progress import progress
 from experiments.session import Session, about_items, open_run, open_session
@@ -37,6 +38,7 @@ N_SEQUENCES, LENGTH = 8, 32  # repeated random tokens: other ones than heads are
 def run(args: argparse.Namespace) -> Report:
     """Measure every item under every set, whole sets first, then derive the tables."""
     session = open_session(args, one_env=True)
+    session = noted(session, of_candidates(session.items))
     sets = head_sets(session, args)
     with_what = replacement(session, args)
     about = {**about_items(session), **about_sets(sets), "mean_reference": dict(with_what.about)}
@@ -58,23 +60,27 @@ def run(args: argparse.Namespace) -> Report:
                     "ablations", {"id": row_id, "set": one.label, "kind": one.kind, "k": one.k, **found}
                 )
         tables = write_tables(folder, sets, args.delta, args.delta_loss, session.rng_for)
+        notes = write_left_out(folder, session)
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
-    return Report("\n".join([report(tables), meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
+    return Report(
+        "\n".join([report(tables), *notes, meter_text(meter.ran, meter.saved), f"written to {args.out}"])
+    )
 
 
 def on_item(session: Session, item: Item, change: Intervention) -> dict[str, Any]:
-    """The measures of one item under the intervention, and the log-prob of its reference action."""
-    names, candidates = ["pre", "neut", "fail"], ["failed", "gold"]
+    """The measures of one item under the intervention, and the log-prob of its reference action, if it has one."""
+    names, candidates = (
+        ["pre", "neut", "fail"],
+        [one for one in ("failed", "gold") if one in item.candidates()],
+    )
     rows = pd.DataFrame(score_item(session.engine, item, names, session.wording, candidates, change))
     found = measure(rows).set_index("measure")["value"]
-    values = {name: float(found[name]) for name in MEASURES}
-    reference = rows[(rows["condition"] == "pre") & (rows["candidate"] == "gold")]["logprob"].iloc[0]
-    return {
-        "item_id": item.item_id,
-        "task_id": item.task_id,
-        "values": {**values, "reference_logprob": float(reference)},
-    }
+    values = {name: float(found[name]) for name in MEASURES if name in found.index}
+    if item.gold_action is not None:
+        reference = rows[(rows["condition"] == "pre") & (rows["candidate"] == "gold")]["logprob"].iloc[0]
+        values["reference_logprob"] = float(reference)
+    return {"item_id": item.item_id, "task_id": item.task_id, "values": values}
 
 
 def off_target(session: Session, sequences: RepeatedTokens, change: Intervention) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.ablating import reference_prompts
+from experiments.ablating import reference_set
 from experiments.find_heads import ranking
 from experiments.head_choice import choose_heads
 from experiments.options import Option, not_negative, positive, whole_numbers
@@ -98,7 +98,7 @@ def _by_strength(
     """The strength controls of every selected set, no two alike; norms are over the contexts of the mean reference."""
     scores, _ = ranking(session.model, args.out, args.seed, args.by)
     eligible = low_heads(scores, tuple(dict.fromkeys((*LOW_IN, args.by))))
-    norms = head_norms(session.engine, reference_prompts(session, args)[1])
+    norms = head_norms(session.engine, reference_set(session, args).prompts)
     for label, heads in selected:
         drawn: dict[HeadSet, StrengthControl] = {}
         for index in range(TRIES):

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from experiments.ablated_sets import Ablated
 from experiments.records import RunFolder
+from mech.errors import InputError
 from probes.changes import off_target_changes
 from probes.dose import against_controls, dose_areas, dose_curve, share_removed
 from probes.offtarget import LOSSES
@@ -51,11 +53,20 @@ def long_off_target(rows: pd.DataFrame) -> pd.DataFrame:
     lines = [
         [row["set"], row["kind"], row["k"], f"{name}/{index}", f"{name}/{index}", name, value]
         for row in rows[rows["item_id"] == "prose"].to_dict("records")
-        for name, values in row["losses"].items()
+        for name, values in _losses(row).items()
         for index, value in enumerate(values)
     ]
     units = pd.DataFrame(lines, columns=long.columns)
     return pd.concat([long[long["measure"].isin(ON_ITEMS)], units], ignore_index=True)
+
+
+def _losses(row: dict[Any, Any]) -> dict[str, list[float]]:
+    losses = row.get("losses")
+    if not isinstance(losses, dict):
+        raise InputError(
+            f"The row '{row['id']}' of ablations.jsonl has no losses: restore or delete that line."
+        )
+    return losses
 
 
 def write_tables(
@@ -69,7 +80,10 @@ def write_tables(
     rows = folder.rows("ablations")
     long = long_values(rows)
     removed = share_removed(long, rng_for)
-    deltas: Mapping[str, float] = {**dict.fromkeys(ON_ITEMS, delta), **dict.fromkeys(LOSSES, delta_loss)}
+    measured = [
+        name for name in ON_ITEMS if name in set(long["measure"])
+    ]  # no item may have a reference action
+    deltas: Mapping[str, float] = {**dict.fromkeys(measured, delta), **dict.fromkeys(LOSSES, delta_loss)}
     tables = Tables(
         dose_curve(long, rng_for),
         removed,

@@ -65,7 +65,7 @@ def copy_effects(args: argparse.Namespace) -> pd.DataFrame:
     effects = z_effects(require_out(args), "pre", CONDITION)
     entry = patched_entry(args.out, ("pre", CONDITION))
     settings = entry["config"]
-    if settings["screen"] != NO_SCREEN:
+    if settings.get("screen") != NO_SCREEN:
         raise InputError(
             f"The patches in {args.out} are of screened heads only: a ranking needs all of them."
         )

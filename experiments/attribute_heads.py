@@ -13,8 +13,9 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.left_out import write_left_out
 from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive
-from experiments.pairs import DIRECTIONS, FROM, TO
+from experiments.pairs import DIRECTIONS, FROM, TO, pair_of, require_conditions
 from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.session import Session, about_items, open_run, open_session
@@ -34,7 +35,7 @@ SCREEN = Option("screen", positive, 40, "heads that a screen would keep; what it
 
 def run(args: argparse.Namespace) -> Report:
     """Attribute and patch every item in both directions, then derive the tables."""
-    session = open_session(args, one_env=True)
+    session = require_conditions(open_session(args, one_env=True), pair_of(args))
     with open_run(STUDY, args, session.model, about_items(session)) as folder:
         for item in progress(session.items, len(session.items), "attribute", args.quiet):
             done = folder.done_ids("attributions")
@@ -42,10 +43,11 @@ def run(args: argparse.Namespace) -> Report:
             if todo:
                 folder.append_all("attributions", attribute_item(session, item, args, todo))
         found, missed = write_tables(folder, session, args.screen)
+        notes = write_left_out(folder, session)
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
     text = [frame_text(found[found["scope"] == "pooled"]), "", frame_text(missed)]
-    return Report("\n".join([*text, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
+    return Report("\n".join([*text, *notes, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
 
 
 def attribute_item(

@@ -11,7 +11,7 @@ ablate-random   as many random heads of the same layers, --controls draws; hide-
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,8 +64,13 @@ def parse_changes(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def changes(session: Session, args: argparse.Namespace) -> Changes:
+def changes(session: Session, args: argparse.Namespace, tasks: Collection[str] = ()) -> Changes:
     """What --change, --heads, --how, --where, --alpha and --controls ask for.
+
+    Args:
+        session: the model, and no items.
+        args: the options.
+        tasks: those that are rolled out; no item of theirs is a reference.
 
     Raises:
         InputError: the heads cannot be told or do not exist, or the template does not write a turn as it is.
@@ -83,7 +88,7 @@ def changes(session: Session, args: argparse.Namespace) -> Changes:
         )
         sets |= {f"random{draw}": one.heads for draw, one in enumerate(drawn)}
     ablates = bool({"ablate", "ablate-random"} & set(names))
-    instead = replacement(session, args) if ablates else Replacement(None)
+    instead = replacement(session, args, tasks) if ablates else Replacement(None)
     found: list[Change] = []
     for name in names:
         how, _, which = name.partition("-")

@@ -15,7 +15,7 @@ from typing import Any
 from experiments.options import OUT, SEED, Option, Report, Study
 from experiments.patch_heads import entry_name
 from experiments.patch_tables import z_effects
-from experiments.records import read_run
+from experiments.records import read_run, recorded
 from experiments.seeds import stream
 from experiments.session import open_folder, require_out
 from experiments.tables import frame_text
@@ -77,6 +77,7 @@ def patched_entry(path: Path, conditions: tuple[str, str]) -> dict[str, Any]:
         raise InputError(
             f"The patches in {path} are not from {conditions[0]} to {conditions[1]}: run `backfire patch` so first."
         )
+    recorded(path, entry, "provenance.model.sha256", str)
     if not entry["done"]:
         raise InputError(f"The patches from {conditions[0]} to {conditions[1]} in {path} are not finished.")
     found: dict[str, Any] = entry
@@ -90,7 +91,7 @@ def require_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
             "The two differences were patched in models of different weights: nothing to compare."
         )
     for name in SAME:
-        here, there = one["config"][name], other["config"][name]
+        here, there = one["config"].get(name), other["config"].get(name)
         if here != there:
             raise InputError(f"The two differences were patched under another {name} ({here} and {there}).")
 

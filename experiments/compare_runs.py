@@ -14,7 +14,7 @@ import pandas as pd
 
 from experiments.durable import replace
 from experiments.options import Option, Report, Study
-from experiments.records import EXACT_FLOATS
+from experiments.records import read_frame
 from experiments.tables import frame_text
 from mech.errors import InputError
 from probes.compare import compare, disagreements, only_ours
@@ -57,13 +57,7 @@ def read_summary(path: Path) -> pd.DataFrame:
     Raises:
         InputError: there is no such file, it is no csv, or it is no summary; the sentence names it.
     """
-    try:
-        table = pd.read_csv(path, keep_default_na=False, na_values=[""], **EXACT_FLOATS)
-    except OSError as error:
-        raise InputError(f"Cannot read {path} ({error.strerror or error}).") from error
-    except ValueError as error:  # torn, empty, or not text
-        raise InputError(f"{path} is not a csv table.") from error
-    return check_summary(table, str(path))
+    return check_summary(read_frame(path), str(path))
 
 
 def parse_names(text: str) -> dict[str, str]:

@@ -14,7 +14,9 @@ import pandas as pd
 
 from experiments.ablating import BY
 from experiments.head_choice import displaced, ranked_sets
+from experiments.left_out import write_left_out
 from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive, whole_numbers
+from experiments.pairs import require_conditions
 from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.session import Session, about_items, open_run, open_session
@@ -37,7 +39,7 @@ WITHOUT = "pre"
 
 def run(args: argparse.Namespace) -> Report:
     """Cut for every item, set of heads and kind of source, then derive the table."""
-    session = open_session(args, one_env=True)
+    session = require_conditions(open_session(args, one_env=True), (WITHOUT, args.to))
     everyone = {"all": ("selected", all_heads(session.model))}
     sets = {**everyone, **ranked_sets(session.model, args, session.rng_for)}
     about = {
@@ -53,11 +55,12 @@ def run(args: argparse.Namespace) -> Report:
                 rows = cut_item(session, item, args.to, sets)
                 folder.append_all("cuts", [row for row in rows if row["id"] not in done])
         table = knockout(folder, session)
+        notes = write_left_out(folder, session)
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
     shown = table[(table["kind"] == "selected") | (table["sources"] == "record")]
     text = frame_text(shown[["sources", "set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats", "n"]])
-    return Report("\n".join([text, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
+    return Report("\n".join([text, *notes, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
 
 
 def cut_item(

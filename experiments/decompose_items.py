@@ -11,6 +11,7 @@ import argparse
 import pandas as pd
 
 from experiments.ablating import ABLATING, ablation
+from experiments.left_out import conditions_of, noted, of_candidates, of_conditions, write_left_out
 from experiments.measuring import Tables, derive, score_all
 from experiments.options import DELTA, ON_ITEMS, ON_MODEL, RUNNING, Report, Study
 from experiments.session import about_items, open_run, open_session
@@ -32,17 +33,26 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def measured(args: argparse.Namespace) -> tuple[Tables, str]:
-    """The study without its report: the tables, and how much of the model was run."""
+    """The study without its report: the tables, then what was left out and how much of the model was run."""
     session = open_session(args)
+    session = noted(session, [*of_conditions(session.items, NAMES), *of_candidates(session.items, four=True)])
     change = ablation(session, args)
     with open_run(
         STUDY, args, session.model, {**about_items(session), **change.about}, change.derived
     ) as folder:
-        score_all(folder, session, lambda item: NAMES, DISTRACTORS_IN, args.quiet, change.intervention)
+        score_all(
+            folder,
+            session,
+            lambda item: conditions_of(item, NAMES),
+            DISTRACTORS_IN,
+            args.quiet,
+            change.intervention,
+        )
         tables = derive(folder, session, args.delta)
+        notes = write_left_out(folder, session)
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
-    return tables, meter_text(meter.ran, meter.saved)
+    return tables, "\n".join([*notes, meter_text(meter.ran, meter.saved)])
 
 
 def text(tables: Tables) -> str:

@@ -13,10 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from experiments import ablate_heads, doctor, find_heads, make_items, patch_heads, probe_items
 from experiments.options import MODEL, OUT, PRE, QUIET, SEED, Option, Report, Study, positive, whole_numbers
+from experiments.records import read_frame
 from mech.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -69,9 +68,9 @@ def draw(out: Path) -> None:
 
 def conclusion(out: Path) -> str:
     """The three numbers in plain words, and where everything lies."""
-    summary = pd.read_csv(out / "summary.csv").set_index("measure")
-    removed = pd.read_csv(out / "removed.csv")
-    controls = pd.read_csv(out / "controls.csv").set_index(["control", "k"]).loc[("random", 16)]
+    summary = read_frame(out / "summary.csv").set_index("measure")
+    removed = read_frame(out / "removed.csv")
+    controls = read_frame(out / "controls.csv").set_index(["control", "k"]).loc[("random", 16)]
     top = removed[(removed["kind"] == "selected") & (removed["k"] == 16)].iloc[0]
     gain, copy, sem = (summary.loc[name] for name in ("G", "copy", "sem"))
     ratio = copy["mean"] / -gain["mean"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.left_out import write_left_out
 from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Report, Study
 from experiments.pairs import DIRECTIONS, FROM, TO, for_pair, measure_all, pair_of, require_conditions, row_of
 from experiments.records import RunFolder
@@ -26,14 +27,17 @@ from probes.scoring import decision_run
 def run(args: argparse.Namespace) -> Report:
     """Measure every item in both directions, then derive the table."""
     session, pair = open_session(args, one_env=True), pair_of(args)
-    require_conditions(session, pair)
+    session = require_conditions(session, pair)
     with open_run(for_pair(STUDY, pair), args, session.model, about_items(session)) as folder:
         measure_all(folder, session, pair, direct_item, "direct", args.quiet)
         table = write_direct(folder, session)
+        notes = write_left_out(folder, session)
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
     here = table[(table["from"] == pair[0]) & (table["to"] == pair[1])]
-    return Report("\n".join([told(here), meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
+    return Report(
+        "\n".join([told(here), *notes, meter_text(meter.ran, meter.saved), f"written to {args.out}"])
+    )
 
 
 def direct_item(

@@ -17,7 +17,9 @@ from typing import IO, Any
 
 import numpy as np
 
+from experiments.row_types import row_faults
 from mech.errors import InputError
+from mech.input_files import NotJson, parse_json, read_bytes
 
 
 @contextmanager
@@ -30,6 +32,17 @@ def writing(path: Path) -> Iterator[None]:
             f"Cannot write {path} ({error.strerror}): rows so far are kept; make room or choose a folder "
             "that can be written, and run the same command again."
         ) from error
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let a refusal inside the block name the file whose contents it is about."""
+    try:
+        yield
+    except InputError as error:
+        if str(path) in str(error):
+            raise
+        raise InputError(f"{path}: {error}") from error
 
 
 def take_lock(folder: Path) -> IO[bytes]:
@@ -85,27 +98,41 @@ def parse_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
     A last line that has no line break, or that is no row, is left out: its writer died in the middle of it.
 
     Raises:
-        InputError: another line is no row (JSON object with an `id`, finite numbers), or an id occurs twice.
+        InputError: the file cannot be read; another line is no row (JSON object with an `id`, finite numbers, and the
+            columns of its file as `experiments.row_types` says), or an id occurs twice.
     """
-    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    lines = read_bytes(path, "row file").split(b"\n") if path.exists() else [b""]
     torn = lines.pop()  # what follows the last line break: nothing, or a torn row
     rows: list[dict[str, Any]] = []
     seen: set[str] = set()
     size = 0
     for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line, parse_constant=_refuse_constant)
-            row_id = row["id"]
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines) and not torn:
-                break
-            raise InputError(f"{path}, line {number}, is not a row: restore or delete that line.") from error
+        row, faults = _row(line)
+        if row is None and number == len(lines) and not torn:
+            break
+        if row is not None:
+            faults += row_faults(path.stem, row)
+        if row is None or faults:
+            what = "; ".join(faults[:3])
+            raise InputError(f"{path}, line {number}, is not a row ({what}): restore or delete that line.")
+        row_id = row["id"]
         if row_id in seen:
             raise InputError(f"{path}, line {number}, repeats the row '{row_id}': delete one of the two.")
         seen.add(row_id)
         rows.append(row)
         size += len(line) + 1
     return rows, size
+
+
+def _row(line: bytes) -> tuple[dict[str, Any] | None, list[str]]:
+    """A line as an object that has an id (else None), and its faults."""
+    try:
+        row, faults = parse_json(line)
+    except NotJson as error:
+        return None, [str(error)]
+    if not isinstance(row, dict):
+        return None, ["it is no JSON object"]
+    return (row, faults) if "id" in row else (None, ["it has no id"])
 
 
 def to_json(value: Mapping[str, Any], what: str, indent: int | None = None, sort_keys: bool = False) -> str:
@@ -139,7 +166,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is no JSON value")
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a finite number")

@@ -38,6 +38,7 @@ from experiments.circuit_values import Evaluations, ItemSet
 from experiments.durable import replace
 from experiments.find_heads import ranking
 from experiments.item_pools import read_pool
+from experiments.left_out import conditions_of, write_left_out
 from experiments.options import (
     ON_ITEMS,
     ON_MODEL,
@@ -49,7 +50,7 @@ from experiments.options import (
     positive,
     positive_number,
 )
-from experiments.pairs import FROM, TO
+from experiments.pairs import FROM, TO, pair_of, require_conditions
 from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.session import Session, about_items, open_run, open_session
@@ -61,7 +62,6 @@ from probes.circuit import require_delta
 from probes.circuit_search import Found
 from probes.circuit_stability import split_tasks, untouched
 from probes.items import Item, item_line, load_items, select_items
-from probes.scoring import asks
 
 CRITERION = Option("criterion", str, "necessity", "whose share must reach the target", KINDS)
 TARGET = Option("target", positive_number, 0.9, "share of the difference to reach")
@@ -88,19 +88,15 @@ OUTSIDE = "held-out"
 
 def run(args: argparse.Namespace) -> Report:
     """Split, search, test, derive the tables."""
-    session = open_session(args, one_env=True)
+    session = require_conditions(open_session(args, one_env=True), pair_of(args))
     source = vars(args)["from"]
-    for name in (source, args.to):
-        asks(
-            session.model, session.items[0], [name], session.wording, ["failed"]
-        )  # refused at once if unknown
     tests, left_out = sets_to_test(session, args)
     scores, score_source = ranking(session.model, args.out, args.seed)
     about = {
         **about_items(session),
         "head_scores": score_source,
         "items": {test.label: [item.item_id for item in test.items] for test in tests},
-        "left_out": left_out,
+        "left_out": {**about_items(session).get("left_out", {}), **left_out},
     }
     derived = {"scores_sha256": _hash(scores), "items_sha256": {one.label: _hash(one) for one in tests}}
     with open_run(STUDY, args, session.model, about, derived) as folder:
@@ -118,16 +114,18 @@ def run(args: argparse.Namespace) -> Report:
         write_lists(folder, found, args.criterion)
         steady = stability(search, found, session.rng_for)
         folder.write_table("circuit_stability", steady)
+        notes = write_left_out(folder, session)
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, **about_found(found)})
     text = [told(found, args), "", _shown(table), "", frame_text(steady.drop(columns="label"))]
-    return Report("\n".join([*text, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
+    return Report("\n".join([*text, *notes, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
 
 
 def sets_to_test(session: Session, args: argparse.Namespace) -> tuple[list[ItemSet], dict[str, int]]:
     """Training items, those held out, then every other test set; and how many items were left out of which.
 
-    Items of other files that share a task or a goal with a training item are left out.
+    Items of other files that share a task or a goal with a training item, or cannot be put under a condition, are left
+    out.
 
     Raises:
         InputError: tasks cannot be split, a file or environment has no item left, a label stands for two sets.
@@ -148,9 +146,11 @@ def sets_to_test(session: Session, args: argparse.Namespace) -> tuple[list[ItemS
         further[file.stem] = load_items(file)
     tests, left_out = [ItemSet(TRAINING, training), ItemSet(OUTSIDE, outside)], {}
     for label, pool in further.items():
-        chosen = untouched(pool, training)
+        chosen = [item for item in untouched(pool, training) if len(conditions_of(item, pair_of(args))) == 2]
         if not chosen:
-            raise InputError(f"Every item of '{label}' shares a task or goal with a training item.")
+            raise InputError(
+                f"Every item of '{label}' shares a task or goal with a training item, or lacks a condition's text."
+            )
         left_out[label] = len(pool) - len(chosen)
         tests.append(ItemSet(label, select_items(chosen, limit=args.transfer_limit)))
     return tests, left_out

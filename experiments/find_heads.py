@@ -17,7 +17,7 @@ import pandas as pd
 from experiments.durable import replace
 from experiments.options import ON_MODEL, OUT, QUIET, SEED, Option, Report, Study, positive
 from experiments.progress import progress
-from experiments.records import EXACT_FLOATS, RunFolder
+from experiments.records import RunFolder, numeric, read_frame
 from experiments.seeds import stream
 from experiments.session import open_model, open_run, require_out
 from experiments.tables import frame_text
@@ -134,15 +134,21 @@ def ranking(model: Model, path: Path, seed: int, by: str = "prefix_matching") ->
             raise InputError(f"There is no {table}: run `backfire heads --scores all` first to rank by {by}.")
         return score_heads(model, seed), f"scored under seed {seed}"
     try:
-        scores = pd.read_csv(table, **EXACT_FLOATS)
-    except ValueError as error:
+        scores = read_frame(table)
+    except InputError as error:
         raise InputError(f"{table} is not a table of head scores: run `backfire heads` again.") from error
+    every = {(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)}
     complete = {"layer", "head", by} <= set(scores.columns)
-    if len(scores) != model.n_layers * model.n_heads or not complete:
-        raise InputError(
-            f"{table} does not score {by} for the {model.n_layers * model.n_heads} heads of this model."
-        )
-    return scores, str(table.name)
+    if (
+        not complete
+        or set(zip(scores["layer"], scores["head"], strict=True)) != every
+        or len(scores) != len(every)
+    ):
+        raise InputError(f"{table} does not score {by} for the {len(every)} heads of this model.")
+    numeric(scores, table, [name for name in scores.columns if name != "selected"])
+    if scores[by].isna().any():
+        raise InputError(f"{table} has a head without {by}: run `backfire heads` again.")
+    return scores.astype({"layer": int, "head": int}), str(table.name)
 
 
 STUDY = Study(

@@ -23,12 +23,13 @@ import probes.coderepair_items
 import probes.items
 import probes.pools
 from envs.coderepair.problems import Problem, bundled_problems, load_problems
+from experiments.durable import replace
 from experiments.options import existing
 from experiments.places import checkpoint_cache
 from experiments.progress import bar
 from mech.errors import InputError
 from probes.coderepair_items import coderepair_pool
-from probes.items import Item, dump_items, load_items
+from probes.items import Item, dump_items, item_line, load_items
 from probes.toolshed_items import build_toolshed_items
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ def executed_once(seed: int, problems: Sequence[Problem], cache_dir: Path, quiet
     """CodeRepair's items, executed now or read back."""
     place = cache_dir / "items" / f"coderepair-{pool_key(seed, problems)[:24]}.jsonl"
     if place.is_file():
-        return load_items(place)
+        return read_back(place)
     try:  # before minutes of executing
         place.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -74,8 +75,37 @@ def executed_once(seed: int, problems: Sequence[Problem], cache_dir: Path, quiet
         raise InputError(f"No decision point comes of these problems ({reasons}).")
     if reasons:
         logger.warning("%d problems left out: %s", len(pool.left_out), reasons)
-    dump_items(pool.items, place)
+    write_pool(pool.items, place)
     return pool.items
+
+
+def write_pool(items: Sequence[Item], place: Path) -> None:
+    """Keep a pool, its hash first: whoever finds the items finds the hash as well."""
+    lines = "".join(f"{item_line(item)}\n" for item in items)
+    replace(_sum_of(place), hashlib.sha256(lines.encode()).hexdigest() + "\n")
+    dump_items(items, place)
+
+
+def read_back(place: Path) -> list[Item]:
+    """The pool as it was written: a text that changed on the disk would be another item under the same name."""
+    kept = _sum_of(place)
+    try:
+        whole = kept.read_text(encoding="utf-8").strip() == _sha256(place)
+    except (OSError, ValueError):
+        whole = False
+    if not whole:
+        raise InputError(
+            f"{place} is not as it was written (its SHA-256 is not in {kept.name}): delete both and run again."
+        )
+    return load_items(place)
+
+
+def _sum_of(place: Path) -> Path:
+    return place.with_suffix(".sha256")
+
+
+def _sha256(place: Path) -> str:
+    return hashlib.sha256(place.read_bytes()).hexdigest()
 
 
 def pool_key(seed: int, problems: Sequence[Problem]) -> str:

@@ -16,6 +16,7 @@ import pandas as pd
 
 from experiments.ablating import BY, REFERENCE, Replacement, replacement
 from experiments.head_choice import displaced, ranked_sets
+from experiments.left_out import noted, of_candidates, write_left_out
 from experiments.options import (
     DELTA,
     ON_ITEMS,
@@ -70,6 +71,7 @@ class Runs:
 def run(args: argparse.Namespace) -> Report:
     """Measure every item by every method under every set, then derive the tables."""
     session = open_session(args)
+    session = noted(session, of_candidates(session.items))
     sets = ranked_sets(session.model, args, session.rng_for)
     puts = {
         how: replacement(session, argparse.Namespace(**{**vars(args), "how": how, "alpha": 0.0}))
@@ -93,12 +95,13 @@ def run(args: argparse.Namespace) -> Report:
                 of_method = {method: kept(sets, method, args.ablation_controls) for method in todo}
                 folder.append_all("joint_sets", joint_item(session, item, of_method, puts))
         table, off = write_tables(folder, session, sets, args.delta)
+        notes = write_left_out(folder, session)
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
     shown = ["env", "method", "k", "share", "ci_lo", "ci_hi", "control_mean", "control_lo", "control_hi", "p"]
     changes = off.pivot_table(index=["env", "method", "k"], columns="quantity", values="change").reset_index()
     text = [frame_text(table[shown]), "", frame_text(changes)]
-    return Report("\n".join([*text, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
+    return Report("\n".join([*text, *notes, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
 
 
 def kept(sets: Sets, method: str, ablation_controls: int) -> Sets:
@@ -128,7 +131,8 @@ def joint_item(
         if method != "denoise":
             asked["failed", MARKED] = selected
             asked.setdefault(("failed", AFTER), selected)
-        asked["gold", own] = selected
+        if item.gold_action is not None:
+            asked["gold", own] = selected
         under = {
             f"{action}|{condition}": _scores(session, runs, changes[method], heads, action, condition)
             for (action, condition), heads in asked.items()
@@ -145,11 +149,12 @@ def acts_in(method: str) -> tuple[str, ...]:
 
 
 def clean_runs(session: Session, item: Item) -> Runs:
-    """The item's runs: the failed call under pre, neut and fail, the reference action under pre and neut."""
+    """The item's runs: the failed call under pre, neut and fail, the reference action (if any) under pre and neut."""
     asked = [("failed", BEFORE), ("failed", AFTER), ("failed", MARKED), ("gold", BEFORE), ("gold", AFTER)]
     clean = {
         (action, condition): decision_run(session.engine, item, condition, session.wording, candidate=action)
         for action, condition in asked
+        if action in item.candidates()
     }
     return Runs(clean, edge_sources(session.engine, item, AFTER, session.wording)["record"])
 
@@ -198,7 +203,8 @@ def long_joint(rows: pd.DataFrame, sets: Sets) -> tuple[pd.DataFrame, pd.DataFra
             )
             if kind != "selected":
                 continue
-            off.append([*keys, label, len(heads), "reference", whole[own], under[own][label]])
+            if own in under:
+                off.append([*keys, label, len(heads), "reference", whole[own], under[own][label]])
             if "failed|fail" in under:
                 change = under["failed|fail"][label] - under["failed|neut"][label]
                 sem = whole["failed|fail"] - whole["failed|neut"]

@@ -6,8 +6,10 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
+from experiments.left_out import of_candidates, of_conditions
 from experiments.options import ENV, IDS, ITEMS, LIMIT, PROBLEMS, SEED, Option, Report, Study
 from experiments.session import read_items
+from probes.conditions import CONDITIONS
 from probes.items import dump_items
 
 FILE = Option("out", Path, None, "file to write the items to", presentation=True)
@@ -31,7 +33,10 @@ def run(args: argparse.Namespace) -> Report:
         f"  goal      {first.goal}",
         f"  failed    {first.failed_action}",
     ]
-    lines += [f"  observed  {first.obs_fail}", f"  reference {first.gold_action}"]
+    lines += [f"  observed  {first.obs_fail}", f"  reference {first.gold_action or '(none)'}"]
+    lines += [
+        f"{one.what}: {one.why}" for one in [*of_conditions(items, tuple(CONDITIONS)), *of_candidates(items)]
+    ]
     if args.out is not None:
         dump_items(items, args.out)
         lines.append(f"written to {args.out}")

@@ -7,14 +7,22 @@ abstract terms, with an instruction, and two placebos (a near and an unrelated c
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from experiments.ablating import ABLATING, ablation
+from experiments.left_out import (
+    LeftOut,
+    conditions_of,
+    noted,
+    of_candidates,
+    of_conditions,
+    write_left_out,
+)
 from experiments.measuring import derive, score_all
 from experiments.options import DELTA, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study
 from experiments.session import about_items, open_run, open_session
 from experiments.tables import frame_text, meter_text
-from probes.conditions import CONDITIONS, UNRELATED, parse_conditions
+from probes.conditions import CONDITIONS, parse_conditions
 from probes.items import Item
 from probes.scoring import DISTRACTORS_IN
 
@@ -26,56 +34,44 @@ def run(args: argparse.Namespace) -> Report:
     asked = {*parse_conditions(args.conditions), "pre", "fail"}
     session = open_session(args)
     change = ablation(session, args)
-    choice = Choice([name for name in CONDITIONS if name in asked], session.items)
-    about = {**about_items(session), "left_out": choice.left_out, **change.about}
+    names = [name for name in CONDITIONS if name in asked]
+    items = session.items
+    session = noted(session, [*of_steps(items, names), *of_conditions(items, names), *of_candidates(items)])
+    early = {item.item_id: _movable(item, items) for item in items}
+
+    def names_of(item: Item) -> list[str]:
+        possible = conditions_of(item, names)
+        return [name for name in possible if name != "fail_early" or early[item.item_id]]
+
+    about = {**about_items(session), **change.about}
     with open_run(STUDY, args, session.model, about, change.derived) as folder:
-        score_all(folder, session, choice.names_of, DISTRACTORS_IN, args.quiet, change.intervention)
+        score_all(folder, session, names_of, DISTRACTORS_IN, args.quiet, change.intervention)
         tables = derive(folder, session, args.delta)
+        notes = write_left_out(folder, session)
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
     shown = tables.manipulations.drop(columns=["model", "n_clusters", "p"])
     lines = ["change of log p(a×) against the standard record, nats per action, and G of the same items"]
     for env, group in shown.groupby("env", sort=True):
         lines += ["", f"== {env}", frame_text(group.drop(columns="env").sort_values("delta"))]
-    lines += ["", *(f"left out: {name}: {why}" for name, why in choice.left_out.items())]
+    lines += ["", *notes]
     lines += [meter_text(meter.ran, meter.saved), f"written to {args.out}"]
     return Report("\n".join(lines))
 
 
-class Choice:
-    """Which of some conditions an item is put under, and which are left out where, and why."""
-
-    def __init__(self, names: Sequence[str], items: Sequence[Item]) -> None:
-        self.names = names
-        self.with_steps = {item.env for item in items if item.step_index}
-        without_steps = sorted({item.env for item in items} - self.with_steps)
-        self.left_out: dict[str, str] = {}
-        if "fail_early" in names and without_steps:
-            environments = ", ".join(without_steps)
-            self.left_out["fail_early"] = (
-                f"{environments} has no step to move the failure before: it would equal fail"
-            )
-        for name, (has, what) in _NEEDS.items():
-            lacking = sum(not has(item) for item in items)
-            if name in names and lacking:
-                self.left_out[name] = f"{lacking} items have no {what}"
-
-    def names_of(self, item: Item) -> list[str]:
-        """The conditions of an item."""
-        out = {name for name, (has, _) in _NEEDS.items() if not has(item)}
-        out |= set() if item.env in self.with_steps else {"fail_early"}
-        return [name for name in self.names if name not in out]
+def of_steps(items: Sequence[Item], names: Sequence[str]) -> list[LeftOut]:
+    """`fail_early`, where no item of an environment has a step to move the failure before."""
+    without = [item for item in items if not _movable(item, items)]
+    if "fail_early" not in names or not without:
+        return []
+    environments = ", ".join(sorted({item.env for item in without}))
+    why = f"{environments} has no step to move the failure before: it would equal fail"
+    return [LeftOut("fail_early", len(without), why)]
 
 
-_NEEDS: Mapping[str, tuple[Callable[[Item], bool], str]] = {
-    "fail_other": (lambda item: bool(item.distractors), "distractor"),
-    "fail_unrelated": (lambda item: set(UNRELATED) <= set(item.meta), "unrelated call in the pool"),
-    "quote_matched": (
-        lambda item: item.failed_action in item.obs_fail_echo,
-        "failed action in obs_fail_echo",
-    ),
-}
-"""Condition → what an item must have for it, and how that is called."""
+def _movable(item: Item, items: Sequence[Item]) -> bool:
+    """Whether the item's environment has items with steps before the failure."""
+    return any(other.step_index for other in items if other.env == item.env)
 
 
 STUDY = Study(

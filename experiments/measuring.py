@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.durable import naming
 from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.session import Session
@@ -92,22 +93,23 @@ def _refuse_other_questions(folder: RunFolder, before: Mapping[str, Any], questi
 def derive(folder: RunFolder, session: Session, delta: float) -> Tables:
     """Write every table that the rows of the folder allow; `delta` (nats) is what counts as unchanged."""
     rows = folder.rows("scores")
-    measures = measure(rows)
-    rng_for = session.rng_for
-    parts = {"sem": delta, "sem_pad": delta, "sem_succ": delta, "second_copy": delta}
-    tables = {
-        "measures": measures,
-        "summary": summarise(measures, rng_for),
-        "decomposition": decompose(measures, rng_for),
-        "equivalence": equivalences(measures, parts, rng_for),
-        "breakdown": breakdown(measures, item_attributes(rows), rng_for),
-        "small_cells": small_cells(measures, item_attributes(rows)),
-        "manipulations": manipulations(measures, rng_for, delta).assign(bound=delta),
-    }
-    if {"pre", "neut", "fail"} <= set(rows["condition"]):
-        tables["profiles"] = profiles(rows, rng_for)
-    if set(AS_LONG_AS) & set(rows["condition"]):
-        tables["length_match"] = length_match(rows)
+    with naming(folder.path / "scores.jsonl"):
+        measures = measure(rows)
+        rng_for = session.rng_for
+        parts = {"sem": delta, "sem_pad": delta, "sem_succ": delta, "second_copy": delta}
+        tables = {
+            "measures": measures,
+            "summary": summarise(measures, rng_for),
+            "decomposition": decompose(measures, rng_for),
+            "equivalence": equivalences(measures, parts, rng_for),
+            "breakdown": breakdown(measures, item_attributes(rows), rng_for),
+            "small_cells": small_cells(measures, item_attributes(rows)),
+            "manipulations": manipulations(measures, rng_for, delta).assign(bound=delta),
+        }
+        if {"pre", "neut", "fail"} <= set(rows["condition"]):
+            tables["profiles"] = profiles(rows, rng_for)
+        if set(AS_LONG_AS) & set(rows["condition"]):
+            tables["length_match"] = length_match(rows)
     for name, table in tables.items():
         folder.write_table(name, table)
     return Tables(measures, tables["summary"], tables["decomposition"], tables["manipulations"])

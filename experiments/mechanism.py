@@ -32,7 +32,6 @@ from experiments.options import (
     positive,
     whole_numbers,
 )
-from experiments.records import EXACT_FLOATS
 from experiments.session import Session, open_run, open_session, require_out
 from experiments.tables import frame_text
 from experiments.workload import Work, peak_bytes, rate_of, sizes
@@ -145,7 +144,7 @@ def write(
     out = Path(args.out)
     with open_run(STUDY, args, plan.session.model, {}) as folder:
         tables = {
-            name: pd.read_csv(out / f"{name}.csv", **EXACT_FLOATS)
+            name: folder.read_table(name)
             for name in ("carried", "carried_offtarget", "removed", "controls", "offtarget")
         }
         env = plan.session.items[0].env

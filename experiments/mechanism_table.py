@@ -47,7 +47,7 @@ def from_joint(carried: pd.DataFrame, off_target: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for row in own.to_dict("records"):
         key = (row["env"], row["method"], row["k"])
-        changes = wide.loc[key]
+        changes = wide.loc[key] if key in wide.index else {}  # no item may have a reference action
         lines.append(
             {
                 **{name: row[name] for name in COLUMNS if name in row},
@@ -86,7 +86,7 @@ def from_ablation(
                 "control_lo": against["random_lo"],
                 "control_hi": against["random_hi"],
                 "p": against["p"],
-                "reference_change": change["reference_logprob"],
+                "reference_change": change.get("reference_logprob", math.nan),
                 "sem_change": change["sem"],
                 "sem_equivalent": str(changes["equivalent"]["sem"]).lower(),
                 "prose_change": change["prose_loss"],

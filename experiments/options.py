@@ -111,6 +111,8 @@ def existing(path: Path | None, what: str) -> Path | None:
 def _setting(value: Any) -> Any:
     if isinstance(value, Path):
         return _sha256(value)
+    if isinstance(value, ReferenceFile):
+        return {"n": value.n, "file": _sha256(value.path)}
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -123,6 +125,28 @@ def _sha256(path: Path) -> str:
     files = sorted(one for one in path.rglob("*") if one.is_file())
     described = [f"{one.relative_to(path).as_posix()} {_sha256(one)}" for one in files]
     return hashlib.sha256("\n".join(described).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class ReferenceFile:
+    """An item file that a reference set is drawn from, and how many of its items are drawn at most."""
+
+    path: Path
+    n: int
+
+
+REFERENCE_SIZE = 16
+
+
+def reference_items(text: str) -> int | ReferenceFile:
+    """`16`, `FILE` or `8@FILE`: how many reference items, and the file they are drawn from."""
+    count, at, name = text.partition("@")
+    if at and name and count.isdigit():
+        return ReferenceFile(Path(name), positive(count))
+    try:
+        return positive(text)
+    except ValueError:
+        return ReferenceFile(Path(text), REFERENCE_SIZE)
 
 
 MODEL = Option("model", str, "smollm2-135m-q4", "bundled name, short name, folder, .gguf file or hub id")

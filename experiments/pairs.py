@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from experiments.left_out import restricted
 from experiments.options import Option, Study
 from experiments.progress import progress
 from experiments.records import RunFolder
@@ -77,7 +78,13 @@ def measure_all(
             folder.append_all(name, measure(session, item, pair, todo))
 
 
-def require_conditions(session: Session, pair: tuple[str, str]) -> None:
-    """Raise InputError for an unknown condition before anything is written."""
+def require_conditions(session: Session, pair: tuple[str, str]) -> Session:
+    """The session with the items that can be put under both conditions, the others noted as left out.
+
+    Raises:
+        InputError: an unknown condition, before anything is written; or no item can be put under both.
+    """
+    session = restricted(session, pair)
     for name in pair:
         asks(session.model, session.items[0], [name], session.wording)
+    return session

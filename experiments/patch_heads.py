@@ -24,6 +24,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.find_heads import ranking
+from experiments.left_out import write_left_out
 from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, whole_numbers
 from experiments.pairs import FROM, TO, pair_of, require_conditions
 from experiments.patch_screen import NO_SCREEN, Screen, no_screen, parse_screen, run_screen, write_estimates
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> Report:
     size = parse_screen(args.screen, group)
     require_defined(group, directions)
     session = open_session(args, one_env=True)
-    require_conditions(session, pair_of(args))
+    session = require_conditions(session, pair_of(args))
     scores, source = ranking(session.model, args.out, args.seed)
     sets = {f"top{k}": top_heads(scores, k) for k in args.k if k <= len(scores)}
     too_large = [k for k in args.k if k > len(scores)]
@@ -89,6 +90,7 @@ def run(args: argparse.Namespace) -> Report:
         shares, joint = write_effects(folder, session)
         if size is not None:
             write_estimates(folder)
+        notes = write_left_out(folder, session)
         meter = session.engine.meter
         counts = {"forwards_run": meter.ran, "forwards_saved": meter.saved}
         folder.finish({**counts, "skipped": skipped, "screen": list(screen.notes)})
@@ -98,6 +100,7 @@ def run(args: argparse.Namespace) -> Report:
         frame_text(of_group(joint, group)) if len(joint) else "",
         *screen.notes,
         *skips(skipped),
+        *notes,
         *(f"There is no top {k}: the model has {len(scores)} heads." for k in too_large),
     ]
     return Report("\n".join([*text, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))

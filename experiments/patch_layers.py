@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.left_out import write_left_out
 from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Report, Study
 from experiments.pairs import FROM, TO, for_pair, measure_all, pair_of, require_conditions, row_of
 from experiments.records import RunFolder
@@ -27,16 +28,17 @@ from probes.scoring import decision_run
 def run(args: argparse.Namespace) -> Report:
     """Sweep every item, both sites and directions, then derive the table."""
     session, pair = open_session(args, one_env=True), pair_of(args)
-    require_conditions(session, pair)
+    session = require_conditions(session, pair)
     with open_run(for_pair(STUDY, pair), args, session.model, about_items(session)) as folder:
         measure_all(folder, session, pair, layers_item, "layers", args.quiet)
         table = write_layers(folder, session)
+        notes = write_left_out(folder, session)
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
     here = table[(table["from"] == pair[0]) & (table["to"] == pair[1])]
     wide = here.pivot(index="layer", columns=["site", "direction"], values="share").reset_index()
     wide.columns = [" ".join(filter(None, map(str, name))) for name in wide.columns]
-    text = [frame_text(wide), meter_text(meter.ran, meter.saved), f"written to {args.out}"]
+    text = [frame_text(wide), *notes, meter_text(meter.ran, meter.saved), f"written to {args.out}"]
     return Report("\n".join(text))
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from experiments.find_heads import ranking
+from experiments.left_out import write_left_out
 from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive
 from experiments.pairs import FROM, TO, for_pair, pair_of, require_conditions
 from experiments.progress import progress
@@ -61,7 +62,7 @@ class Paths:
 def run(args: argparse.Namespace) -> Report:
     """Cut the path for every item and set of senders, then derive the table."""
     session, pair = open_session(args, one_env=True), pair_of(args)
-    require_conditions(session, pair)
+    session = require_conditions(session, pair)
     paths = choose(session, args)
     sharing = sharing_keys(session.model, paths.receivers)
     about = {
@@ -81,6 +82,7 @@ def run(args: argparse.Namespace) -> Report:
             rows = path_item(session, item, pair, paths, means)
             folder.append_all("path", [row for row in rows if row["id"] not in done])
         table = write_path(folder, session)
+        notes = write_left_out(folder, session)
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
     here = table[(table["from"] == pair[0]) & (table["to"] == pair[1]) & (table["kind"] == "selected")]
@@ -101,6 +103,7 @@ def run(args: argparse.Namespace) -> Report:
         f"receivers: {paths.receivers}",
         f"query heads that share their keys and do not see the change: {sharing if len(sharing) else 'none'}",
         frame_text(here[shown]),
+        *notes,
         meter_text(meter.ran, meter.saved),
         f"written to {args.out}",
     ]

@@ -44,7 +44,7 @@ from experiments.options import (
     Study,
 )
 from experiments.progress import progress
-from experiments.records import RunFolder, read_run
+from experiments.records import RunFolder, read_run, recorded
 from experiments.rolling import phrases
 from experiments.seeds import py_stream, stream
 from experiments.session import open_model, open_run, read_wording, require_out
@@ -72,20 +72,23 @@ def run(args: argparse.Namespace) -> Report:
     studies = read_run(path)["studies"]
     if not studies.get("rollout", {}).get("done"):
         raise InputError(f"{path} has no finished rollouts: run `backfire rollout --out {path}` first.")
-    settings = studies["rollout"]["config"]
+    entry = studies["rollout"]
+    n_tasks, seed = (recorded(path, entry, f"config.{name}", int) for name in ("tasks", "seed"))
+    names = recorded(path, entry, "provenance.tasks", list)
     wording = read_wording(args)
-    if wording.sha256 != studies["rollout"]["provenance"]["wording_sha256"]:
+    if wording.sha256 != recorded(path, entry, "provenance.wording_sha256", str):
         raise InputError("The rollouts were written with another wording: give the same --wording.")
-    args = argparse.Namespace(**{**vars(args), "env": settings["env"]})
+    args = argparse.Namespace(**{**vars(args), "env": recorded(path, entry, "config.env", str)})
     with open_environment(args) as environment:
-        tasks = environment.rollout_tasks(settings["tasks"], lambda name: py_stream(settings["seed"], name))
-        unknown = set(studies["rollout"]["provenance"]["tasks"]) - {task.task_id for task in tasks}
+        tasks = environment.rollout_tasks(n_tasks, lambda name: py_stream(seed, name))
+        known = {task.task_id for task in tasks}
+        unknown = [name for name in names if name not in known]
         if unknown:
             raise InputError(
-                f"The task {min(unknown)} of the rollouts is not among these: give the same --problems."
+                f"The task {unknown[0]} of the rollouts is not among these: give the same --problems."
             )
         engine = Engine(open_model(args), slow=args.engine == "reference")
-        derived = {"rollout": studies["rollout"]["config_hash"]}
+        derived = {"rollout": entry["config_hash"]}
         with open_run(STUDY, args, engine.model, {"wording_sha256": wording.sha256}, derived) as folder:
             points = decision_points(folder)
             scored(
@@ -97,9 +100,7 @@ def run(args: argparse.Namespace) -> Report:
                 wording,
                 args.quiet,
             )
-            tables = tables_of(
-                folder.rows("decisions"), lambda name: stream(settings["seed"], f"predict/{name}")
-            )
+            tables = tables_of(folder.rows("decisions"), lambda name: stream(seed, f"predict/{name}"))
             for name, table in tables.items():
                 folder.write_table(name, table)
             folder.finish({"forwards_run": engine.meter.ran})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 from experiments.ablating import ABLATING, ablation
+from experiments.left_out import conditions_of, noted, of_candidates, of_conditions, write_left_out
 from experiments.measuring import derive, score_all
 from experiments.options import CONDITIONS, DELTA, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study
 from experiments.progress import progress
@@ -47,6 +48,9 @@ def run(args: argparse.Namespace) -> Report:
         raise InputError("--keep says what to keep in the folder of --cache: name one.")
     where = DISTRACTORS_IN if args.distractors == "measured" else None
     session = open_session(args)
+    session = noted(
+        session, [*of_conditions(session.items, names), *of_candidates(session.items, where is not None)]
+    )
     change = ablation(session, args)
     model, wording = session.model, session.wording
     kinds = [kind for kind in args.keep.split(",") if kind]
@@ -55,16 +59,20 @@ def run(args: argparse.Namespace) -> Report:
     for name in keep:
         hook_point(points, name)  # an unknown name is refused before anything is run
     with open_run(STUDY, args, model, {**about_items(session), **change.about}, change.derived) as folder:
-        score_all(folder, session, lambda item: names, where, args.quiet, change.intervention)
+        score_all(
+            folder, session, lambda item: conditions_of(item, names), where, args.quiet, change.intervention
+        )
         if args.cache is not None:
             kept = [name for name in KEPT_CONDITIONS if name in names]
             for item in progress(session.items, len(session.items), "keep", args.quiet):
-                for name in kept:
+                for name in conditions_of(item, kept):
                     decision_run(session.engine, item, name, wording, keep)
         summary = derive(folder, session, args.delta).summary
+        notes = write_left_out(folder, session)
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
-    return Report(f"{summary_text(summary)}\n{meter_text(meter.ran, meter.saved)}\nwritten to {args.out}")
+    text = [summary_text(summary), *notes, meter_text(meter.ran, meter.saved), f"written to {args.out}"]
+    return Report("\n".join(text))
 
 
 STUDY = Study(

@@ -12,7 +12,6 @@ finite or null in rows, finite or empty in tables.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -26,31 +25,23 @@ import numpy as np
 import pandas as pd
 
 from experiments.durable import append_bytes, parse_rows, replace, take_lock, to_json, writing
+from experiments.frames import EXACT_FLOATS, numeric, read_frame
+from experiments.run_json import SCHEMA_VERSION, config_hash, read_run, recorded
 from experiments.schema import ABLATION, EFFECTS, HEADS, MEASURES, ROWS, SCORES, SUMMARY, TABLES
 from mech.errors import InputError
 
 __all__ = [
-    "RunFolder", "config_hash", "read_run", "utc_now", "EXACT_FLOATS", "SCHEMA_VERSION", "ROWS", "TABLES",
-    "SCORES", "MEASURES", "SUMMARY", "HEADS", "EFFECTS", "ABLATION",
+    "RunFolder", "config_hash", "read_run", "recorded", "read_frame", "numeric", "utc_now",
+    "EXACT_FLOATS", "SCHEMA_VERSION", "ROWS", "TABLES", "SCORES", "MEASURES", "SUMMARY", "HEADS", "EFFECTS", "ABLATION",
 ]  # fmt: skip
 
-SCHEMA_VERSION = 1
-
 _BEFORE_RUN_JSON = {".lock", ".run.json.tmp"}  # all there is if the first process died at once
-# Before pandas 3.1 reading floats exactly is an option; since then it is the default.
-_OLD_PANDAS = tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1)
-EXACT_FLOATS: dict[str, Any] = {"float_precision": "round_trip"} if _OLD_PANDAS else {}
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def utc_now() -> str:
     """The time as `2026-01-31T09:30:00+00:00`."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def config_hash(config: Mapping[str, Any]) -> str:
-    """SHA-256 of the settings as JSON with sorted keys: equal settings in any order have equal hashes."""
-    return hashlib.sha256(to_json(config, "The configuration", sort_keys=True).encode()).hexdigest()
 
 
 class RunFolder:
@@ -200,12 +191,18 @@ class RunFolder:
         """NAME.csv as any study of this folder wrote it; an empty cell is NaN and nothing else is.
 
         Raises:
-            InputError: there is no such table yet.
+            InputError: there is no such table yet, it is no csv table, or it lacks a column of its schema.
         """
         path = self._file(name, "csv")
         if not path.exists():
             raise InputError(f"{path} does not exist: run the study that writes it first.")
-        return pd.read_csv(path, keep_default_na=False, na_values=[""], **EXACT_FLOATS)
+        table = read_frame(path)
+        missing = [column for column in TABLES.get(name, ()) if column not in table.columns]
+        if missing:
+            raise InputError(
+                f"{path} lacks the columns {', '.join(missing)}: run the study that writes it again."
+            )
+        return table
 
     def finish(self, extra: Mapping[str, Any] | None = None) -> None:
         """Mark the study done, with the time and whatever else it has to say in run.json."""
@@ -231,24 +228,6 @@ class RunFolder:
         if not _NAME.fullmatch(name):
             raise ValueError(f"'{name}' must be a bare name, without folder or suffix")
         return self.path / f"{name}.{suffix}"
-
-
-def read_run(path: Path | str) -> dict[str, Any]:
-    """The contents of run.json, without claiming the folder.
-
-    Raises:
-        InputError: there is none, it cannot be read, or another version of backfire wrote it.
-    """
-    file = Path(path) / "run.json"
-    try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not a run folder: its run.json is missing or cannot be read.") from error
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA_VERSION:
-        raise InputError(
-            f"{file} is not of schema {SCHEMA_VERSION}: use the version of backfire that wrote it."
-        )
-    return record
 
 
 def _refuse_foreign(folder: Path) -> None:

@@ -19,12 +19,13 @@ from experiments import decompose_items
 from experiments.ablating import ABLATING
 from experiments.options import DELTA, DEVICE, DTYPE, ON_ITEMS, RUNNING, Option, Report, Study
 from experiments.progress import progress
-from experiments.records import EXACT_FLOATS, config_hash, read_run
+from experiments.records import config_hash, read_frame, read_run, recorded
 from experiments.session import open_folder, require_out
 from experiments.tables import frame_text
 from mech.errors import InputError
 from probes.scaling import fit_scaling, scaling_table
 from probes.stats import corrected
+from probes.summaries import check_summary
 
 MODELS = Option(
     "models",
@@ -50,7 +51,10 @@ def run(args: argparse.Namespace) -> Report:
             if Path(name).exists() or not is_done(place, decompose_items.STUDY.settings(one)):
                 decompose_items.measured(one)
                 gc.collect()  # the next model is loaded when this one is gone
-            identities[name] = read_run(place)["studies"]["decomposition"]["provenance"]["model"]
+            entry = read_run(place)["studies"].get("decomposition", {})
+            for key, kind in (("name", str), ("n_parameters", int)):
+                recorded(place, entry, f"provenance.model.{key}", kind)
+            identities[name] = entry["provenance"]["model"]
         summaries = [read_summary(out / folders[name]) for name in names]
         parameters = {one["name"]: float(one["n_parameters"]) for one in identities.values()}
         table = scaling_table(summaries, parameters)
@@ -93,7 +97,9 @@ def read_summary(place: Path) -> pd.DataFrame:
     """summary.csv of one model's run; InputError where it is gone."""
     if not (place / "summary.csv").is_file():
         raise InputError(f"{place / 'summary.csv'} is gone: remove {place} and run the same command again.")
-    return pd.read_csv(place / "summary.csv", keep_default_na=False, na_values=[""], **EXACT_FLOATS)
+    table = read_frame(place / "summary.csv")
+    check_summary(table, str(place / "summary.csv"))
+    return table
 
 
 STUDY = Study(

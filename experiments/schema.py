@@ -210,6 +210,9 @@ CALIBRATION = (
     *("n", "n_clusters"),
 )
 
+# What a study left out of which items: `what` is a condition or a measure, `why` a sentence.
+LEFT_OUT = ("study", "what", "n", "why")
+
 ROWS: dict[str, tuple[str, ...]] = {"scores": SCORES, "steps": STEPS}
 TABLES: dict[str, tuple[str, ...]] = {
     "measures": MEASURES,
@@ -254,6 +257,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "scaling": SCALING,
     "scaling_fit": SCALING_FIT,
     "compare": COMPARE,
+    "left_out": LEFT_OUT,
     "rollouts": ROLLOUTS,
     "rollout_extractions": EXTRACTIONS,
     "rollout_rates": RATES,

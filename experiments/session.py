@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ConfigDict, TypeAdapter
 
 from experiments.item_pools import read_pool
 from experiments.options import Study, existing
@@ -23,6 +23,7 @@ from experiments.seeds import derive, stream
 from mech.chat import template_sha256, tokenizer_sha256
 from mech.engine import Engine
 from mech.errors import InputError
+from mech.input_files import SHOWN, NotJson, checked, parse_json, read_bytes
 from mech.load import load_model, load_redrawn
 from mech.model import Model
 from probes.items import Item, select_items
@@ -33,12 +34,16 @@ from probes.wording import Wording, load_wording
 
 @dataclass(frozen=True)
 class Session:
-    """A study's inputs; `rng_for` gives the numpy stream of a name under the base seed."""
+    """A study's inputs; `rng_for` gives the numpy stream of a name under the base seed.
+
+    `left_out`: condition or measure → how many items are left out of it, and why (`experiments.left_out`).
+    """
 
     engine: Engine
     items: list[Item]
     wording: Wording
     rng_for: Callable[[str], np.random.Generator]
+    left_out: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
     def streams(self, prefix: str) -> RngFactory:
         """As `rng_for`, every name behind this prefix: tables of one kind do not share draws by accident."""
@@ -48,6 +53,9 @@ class Session:
     def model(self) -> Model:
         """The model inside the engine."""
         return self.engine.model
+
+
+_IDS = TypeAdapter(list[str], config=ConfigDict(strict=True))
 
 
 def read_items(args: argparse.Namespace) -> list[Item]:
@@ -69,11 +77,13 @@ def _read_ids(path: Path | None) -> list[str] | None:
     if path is None:
         return None
     try:
-        ids = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        ids, faults = parse_json(read_bytes(path, "ids file"))
+    except NotJson as error:
         raise InputError(f"The ids file {path} is not JSON ({error}).") from error
-    if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
-        raise InputError(f"The ids file {path} must hold a JSON list of item ids.")
+    faults += checked(_IDS, ids)[1]
+    if faults:
+        what = "; ".join(faults[:SHOWN])
+        raise InputError(f"The ids file {path} must hold a JSON list of item ids ({what}).")
     return ids
 
 
@@ -187,4 +197,6 @@ def open_folder(
 def about_items(session: Session) -> dict[str, Any]:
     """What a run records of its items and wording."""
     names = [item.item_id for item in session.items]
-    return {"n_items": len(names), "item_ids": names, "wording_sha256": session.wording.sha256}
+    about = {"n_items": len(names), "item_ids": names, "wording_sha256": session.wording.sha256}
+    left_out = {what: why for what, (_, why) in session.left_out.items()}
+    return {**about, "left_out": left_out} if left_out else about

@@ -89,7 +89,8 @@ def sizes(session: Session, items: Sequence[Item], conditions: Sequence[str]) ->
     for item in items:
         head = system_length(model, item)
         system += head
-        for ask in asks(model, item, list(conditions), session.wording, ["failed", "gold"]):
+        candidates = [one for one in ("failed", "gold") if one in item.candidates()]
+        for ask in asks(model, item, list(conditions), session.wording, candidates):
             n = len(ask.query.action)
             failed, gold = (failed + n, gold) if ask.candidate == "failed" else (failed, gold + n)
             if ask.candidate == "failed":

@@ -53,7 +53,7 @@ def circuit_numbers(curve: pd.DataFrame, circuit: pd.DataFrame) -> pd.DataFrame:
     reached = dict(zip(here["method"], is_true(here["reached"]), strict=True))
     for method, size in sizes.items():
         if not ((curve["method"] == method) & (curve["k"] == size)).any():
-            raise FigureError(f"circuit_curve.csv lacks the size {size} that {method} found.")
+            raise FigureError(f"circuit_curve.csv lacks the size {size} that {method} found by circuit.csv.")
     found = curve["method"].map(sizes) == curve["k"]
     return curve.assign(found=found, reached=curve["method"].map(reached))
 

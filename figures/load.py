@@ -79,6 +79,25 @@ _TEXT = {
     *("criterion", "test_set", "at", "from", "to", "role", "how", "arm", "metric", "predictor"),
     *("equivalent", "uses_task_data", "reached", "selected"),  # true, false or empty
 }
+_NAMES = {  # of these, the ones that tell rows apart: never empty
+    *("model", "env", "measure", "item_id", "direction", "set", "kind", "condition", "axis", "site"),
+    *("at", "from", "to", "method", "statistic", "quantity", "arm", "metric", "predictor", "test_set"),
+}
+_WHOLE = {
+    "layer",
+    "head",
+    "kv_head",
+    "k",
+    "n",
+    "n_controls",
+    "n_heads",
+    "n_models",
+    "n_methods",
+    "t",
+    "at_risk",
+    "events",
+}
+_LARGEST = 10**9
 # Before pandas 3.1 reading floats exactly is an option; since then it is the default.
 _OLD_PANDAS = tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1)
 _READING: dict[str, Any] = {
@@ -110,7 +129,7 @@ def read_table(run: Path, name: str) -> pd.DataFrame:
         raise MissingTable(f"{name} is not in {run}: run the study that writes it first.")
     try:
         table = pd.read_csv(path, **_READING)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, OverflowError) as error:  # pandas' own errors are ValueErrors
         raise FigureError(f"{name} is not a readable csv table ({error}).") from error
     missing = [column for column in REQUIRED[name] if column not in table.columns]
     if missing:
@@ -118,9 +137,26 @@ def read_table(run: Path, name: str) -> pd.DataFrame:
     if table.empty:
         raise MissingTable(f"{name} has no rows.")
     for column in REQUIRED[name]:
-        if column not in _TEXT and not pd.api.types.is_numeric_dtype(table[column]):
+        if column in _TEXT:
+            if column in _NAMES and table[column].isna().any():
+                raise FigureError(f"{name} has an empty cell in the column {column}.")
+            continue
+        if not pd.api.types.is_numeric_dtype(table[column]) or pd.api.types.is_bool_dtype(table[column]):
             raise FigureError(f"{name} has text in the column {column}, where numbers belong.")
+        _check_numbers(table[column].to_numpy(dtype=float), name, column)
     return table
+
+
+def _check_numbers(values: np.ndarray, name: str, column: str) -> None:
+    """Raise FigureError for numbers that are none (infinite), and for counts and indices that count nothing."""
+    if np.isinf(values).any():
+        raise FigureError(f"{name} has a number in the column {column} that is not finite.")
+    if column == "n" and np.isnan(values).any():
+        raise FigureError(f"{name} has an empty cell in the column {column}.")
+    if column in _WHOLE:
+        known = values[~np.isnan(values)]
+        if ((known != np.round(known)) | (known < 0) | (known > _LARGEST)).any():
+            raise FigureError(f"{name} has a {column} that is no whole number from 0.")
 
 
 def refuse_doubles(table: pd.DataFrame, name: str, keys: list[str]) -> None:

@@ -9,7 +9,6 @@ for a converted GGUF that of the GGUF file. Hashes are remembered beside the con
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from huggingface_hub.errors import (
 from mech.errors import InputError
 from mech.gguf import cached_folder, read_metadata
 from mech.hashes import Hashed, file_sha256, known_sha256
+from mech.input_files import parse_json
 from mech.tokenizers import require_supported
 
 SHORT_NAMES = {
@@ -139,18 +139,17 @@ def weight_files(folder: Path) -> list[Path]:
         index = folder / f"{single}.index.json"
         if index.is_file():
             try:
-                names = sorted({str(Path(shard)) for shard in _weight_map(index).values()})
-            except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+                contents, faults = parse_json(index.read_bytes())
+                names = sorted({str(Path(shard)) for shard in contents["weight_map"].values()})
+            except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
                 raise InputError(f"'{index}' is not a readable weight index: download it again.") from error
+            if faults or not names:
+                what = "; ".join(faults) or "it names no file"
+                raise InputError(f"'{index}' is not a readable weight index ({what}): download it again.")
             for missing in (shard for shard in names if not (folder / shard).is_file()):
                 raise InputError(f"The weight file '{missing}' is missing from '{folder}'.")
             return [folder / shard for shard in names]
     raise InputError(f"'{folder}' holds no weights (model.safetensors or pytorch_model.bin).")
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    found: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
-    return found
 
 
 def weights_sha256(folder: Path) -> str:

@@ -14,12 +14,17 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, with_config
+from typing_extensions import NotRequired, TypedDict
 
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
+from mech.input_files import SHOWN, NotJson, checked, parse_json, read_bytes
 
 Form = Literal["heads", "list", "map"]
 FORMS: tuple[Form, ...] = ("heads", "list", "map")
@@ -27,7 +32,7 @@ FORMS: tuple[Form, ...] = ("heads", "list", "map")
 ScoredHeads = list[tuple[Head, float]]
 """Heads with their scores, in the order in which they were given."""
 
-_KEY = re.compile(r"(\d+)-(\d+)")
+_KEY = re.compile(r"([0-9]{1,6})-([0-9]{1,6})")
 
 
 def best_first(scored: Iterable[tuple[Head, float]]) -> ScoredHeads:
@@ -71,85 +76,92 @@ def read_head_list(path: Path, n_layers: int, n_heads: int) -> ScoredHeads:
             model does not have, holds a score that is no finite number, or a hash that is not that of its heads.
     """
     try:
-        contents = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_Pairs)
-    except OSError as error:
-        raise InputError(f"The head list {path} cannot be read ({error.strerror}).") from error
-    except (ValueError, RecursionError) as error:
+        contents, faults = parse_json(read_bytes(path, "head list"))
+    except NotJson as error:
         raise InputError(f"The head list {path} is not JSON ({error}).") from error
-    try:
-        return _parsed(contents, n_layers, n_heads)
-    except InputError as error:
-        raise InputError(f"The head list {path} cannot be used: {error}") from error
+    scored, wrong = ([], []) if faults else _parsed(contents, n_layers, n_heads)
+    faults += wrong
+    if faults:
+        raise InputError(f"The head list {path} cannot be used: {'; '.join(faults[:SHOWN])}.")
+    return scored
 
 
-class _Pairs(list[tuple[str, Any]]):
-    """A JSON object as written: a dictionary would keep the last of two equal names and say nothing."""
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-def _parsed(contents: Any, n_layers: int, n_heads: int) -> ScoredHeads:
-    frozen = dict(contents) if isinstance(contents, _Pairs) else {}
-    if "heads" in frozen:
-        scored = _from_list(frozen["heads"])
-    elif isinstance(contents, _Pairs):
-        scored = [(_from_key(key), _mean(score, key)) for key, score in contents]
+@with_config(_STRICT)
+class _Entry(TypedDict):
+    """A head of a list, as its file has it; more may be said of it."""
+
+    layer: Annotated[int, Field(ge=0)]
+    head: Annotated[int, Field(ge=0)]
+    score: float
+
+
+@with_config(_STRICT)
+class _Frozen(TypedDict):
+    """What `heads` freezes."""
+
+    heads: list[_Entry]
+    sha256: NotRequired[str]
+
+
+_Scores = Annotated[
+    list[float],
+    Field(min_length=1),
+    BeforeValidator(lambda score: score if isinstance(score, list) else [score]),
+]
+_FORMS: dict[Form, TypeAdapter] = {
+    "heads": TypeAdapter(_Frozen),
+    "list": TypeAdapter(list[_Entry]),
+    "map": TypeAdapter(dict[str, _Scores], config=_STRICT),
+}
+
+
+def _parsed(contents: Any, n_layers: int, n_heads: int) -> tuple[ScoredHeads, list[str]]:
+    """The scored heads of a file, and what is wrong with it, each fault a clause."""
+    form: Form = "list"
+    if isinstance(contents, dict):
+        form = "heads" if "heads" in contents else "map"
+    elif not isinstance(contents, list):
+        return [], ['write [{"layer": 18, "head": 6, "score": 0.9}] or {"18-6": 0.9}']
+    read, faults = checked(_FORMS[form], contents)
+    if faults:
+        return [], faults
+    if form == "map":
+        named = [(key, _KEY.fullmatch(key), score) for key, score in read.items()]
+        faults = [
+            f"'{key}' is not a head: write it like 18-6 (layer 18, head 6, both from 0)"
+            for key, match, _ in named
+            if match is None
+        ]
+        scored = [(Head(int(match[1]), int(match[2])), _mean(score)) for _, match, score in named if match]
     else:
-        scored = _from_list(contents)
-    if not scored:
-        raise InputError("it names no head.")
-    heads = HeadSet(_no_head_twice(scored)).check(n_layers, n_heads)
-    if frozen.get("sha256", heads.sha256) != heads.sha256:
-        raise InputError(
-            "its sha256 is not that of the heads it lists, so it was changed after it was frozen."
-        )
-    return scored
+        listed = read["heads"] if form == "heads" else read
+        scored = [(Head(one["layer"], one["head"]), float(one["score"])) for one in listed]
+    counts = Counter(head for head, _ in scored)
+    faults += [f"it names {head} twice" for head, n in counts.items() if n > 1]
+    if not scored and not faults:
+        faults.append("it names no head")
+    if faults:
+        return [], faults
+    try:
+        heads = HeadSet(counts).check(n_layers, n_heads)
+    except InputError as error:
+        return [], [str(error).rstrip(".")]
+    if form == "heads" and read.get("sha256", heads.sha256) != heads.sha256:
+        faults.append("its sha256 is not that of the heads it lists, so it was changed after it was frozen")
+    return scored, faults
 
 
-def _from_list(contents: Any) -> ScoredHeads:
-    if not isinstance(contents, list) or isinstance(contents, _Pairs):
-        raise InputError('write [{"layer": 18, "head": 6, "score": 0.9}] or {"18-6": 0.9}.')
-    scored = []
-    for place, one in enumerate(contents):
-        entry = dict(one) if isinstance(one, _Pairs) else {}
-        missing = [name for name in ("layer", "head", "score") if name not in entry]
-        if missing:
-            raise InputError(f"its entry {place} has no {missing[0]}.")
-        numbers = [entry["layer"], entry["head"]]
-        if any(type(number) is not int or number < 0 for number in numbers):
-            raise InputError(f"the layer and head of its entry {place} must be whole numbers from 0.")
-        head = Head(*numbers)
-        scored.append((head, _score(entry["score"], str(head))))
-    return scored
-
-
-def _from_key(key: str) -> Head:
-    match = _KEY.fullmatch(key)
-    if match is None:
-        raise InputError(f"'{key}' is not a head: write it like 18-6 (layer 18, head 6, both from 0).")
-    return Head(int(match[1]), int(match[2]))
-
-
-def _mean(score: Any, name: str) -> float:
-    if isinstance(score, list) and not isinstance(score, _Pairs):
-        if not score:
-            raise InputError(f"the list of scores of {name} is empty.")
-        each = [_score(one, name) for one in score]
-        return _score(math.fsum(each) / len(each), name)
-    return _score(score, name)
+def _mean(scores: list[float]) -> float:
+    return math.fsum(scores) / len(scores)
 
 
 def _score(score: Any, name: str) -> float:
     if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
         raise InputError(f"the score of {name} is {score!r}, where a finite number is expected.")
     return float(score)
-
-
-def _no_head_twice(scored: ScoredHeads) -> list[Head]:
-    seen: set[Head] = set()
-    for head, _ in scored:
-        if head in seen:
-            raise InputError(f"it names {head} twice.")
-        seen.add(head)
-    return list(seen)
 
 
 def _text(contents: Any) -> str:

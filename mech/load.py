@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -101,8 +100,8 @@ def load_redrawn(
     """
 
     def fresh(checkpoint: Checkpoint, wanted: torch.dtype) -> Any:
-        config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), _reading(f"The configuration of '{checkpoint.name}'"):
+            config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
             torch.random.set_rng_state(generator.get_state())
             return AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=wanted)
 
@@ -177,7 +176,8 @@ def _load(
         hf_model = hf_model.to(device)
         # Counted and run before the bridge takes the model apart; tied parameters count once.
         n_parameters = sum(parameter.numel() for parameter in hf_model.parameters())
-        stock = stock_logits(hf_model, probe_ids(tokenizer, device))
+        with _reading(f"The configuration of '{checkpoint.name}'"):
+            stock = stock_logits(hf_model, probe_ids(tokenizer, device))
         bridge = _wrap(checkpoint, hf_model, tokenizer, DTYPES[dtype], device)
     identity = Identity(
         name=name,
@@ -200,13 +200,10 @@ def _require_device(device: str) -> None:
 
 
 def _read_tokenizer(checkpoint: Checkpoint) -> Any:
-    try:
-        return AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True)
-    except (
-        Exception
-    ) as error:  # each tokenizer class fails in its own way on files that are not as it expects
-        reason = _first_line(error)
-        raise InputError(f"The tokenizer of '{checkpoint.name}' cannot be read: {reason}") from error
+    with _reading(f"The tokenizer of '{checkpoint.name}'"):
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True)
+        tokenizer("a")  # a setting of the wrong kind is read only when it is used
+    return tokenizer
 
 
 def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
@@ -214,7 +211,7 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
 
     transformers fills a missing weight with random numbers and only warns, so the report it returns is read.
     """
-    try:
+    with _reading(f"The weights of '{checkpoint.name}'"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint.folder,
             dtype=dtype,
@@ -222,11 +219,6 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
             local_files_only=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError) as error:
-        raise InputError(
-            f"The weights of '{checkpoint.name}' cannot be read ({_first_line(error)}): "
-            "fetch or convert them again."
-        ) from error
     hf_model, report = loaded
     absent = sorted({*report["missing_keys"], *map(str, report["mismatched_keys"])})
     if absent:
@@ -258,13 +250,26 @@ def _wrap(
         bridge = TransformerBridge.boot_transformers(
             str(checkpoint.folder), hf_model=hf_model, tokenizer=private, device=device, dtype=dtype
         )
-    except ValueError as error:
+    except Exception as error:  # a setting of the wrong kind is met wherever it is first used
         raise InputError(
             f"TransformerLens cannot wrap '{checkpoint.name}' ({type(hf_model).__name__}): "
             f"{_first_line(error)}"
         ) from error
     bridge.eval()
     return bridge
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Turn what transformers raises over a damaged file (it may be anything) into a sentence that names the model."""
+    try:
+        yield
+    except (InputError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{what} cannot be read ({_first_line(error)}): fetch or convert it again."
+        ) from error
 
 
 def _first_line(error: Exception) -> str:

@@ -19,11 +19,12 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, uint8
 
 from mech.errors import InputError
 
-FORMAT = "2"
+FORMAT = "3"
+CONTENT = "content_sha256"  # of the header: the hash of what the entry holds
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Store:
         """The entry's tensors, or None where there is none.
 
         Raises:
-            InputError: the file is torn, or its header is not that of this model and question (stale or foreign).
+            InputError: the file is torn or damaged, or its header is not that of this model and question (stale or
+                foreign).
         """
         path = self.path(kind, about)
         try:
@@ -57,10 +59,14 @@ class Store:
             with safe_open(path, framework="pt") as file:
                 found = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, ValueError, RuntimeError) as error:
             raise InputError(
                 f"The cache entry {path} cannot be read ({error}): delete it and run again."
             ) from error
+        if found.pop(CONTENT, None) != _content_sha256(tensors):
+            raise InputError(
+                f"The cache entry {path} is damaged (not what was written): delete it and run again."
+            )
         wanted = {**self._header(kind), **about}
         wrong = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
         if wrong:
@@ -76,7 +82,9 @@ class Store:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-            save_file(whole, temporary, metadata={**self._header(kind), **about})
+            save_file(
+                whole, temporary, metadata={**self._header(kind), **about, CONTENT: _content_sha256(whole)}
+            )
             os.replace(temporary, path)
         except (OSError, SafetensorError) as error:
             with suppress(OSError):  # the folder may not even be one
@@ -85,3 +93,13 @@ class Store:
 
     def _header(self, kind: str) -> dict[str, str]:
         return {"format": FORMAT, "kind": kind, **self.identity}
+
+
+def _content_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -36,7 +36,20 @@ def render(item: Item, condition: str, wording: Wording, count: Count | None = N
     """
     if condition not in CONDITIONS:
         raise InputError(f"There is no condition '{condition}': choose from {', '.join(CONDITIONS)}.")
+    reason = lacking(item, condition)
+    if reason is not None:
+        raise InputError(
+            f"The item '{item.item_id}' cannot be put under '{condition}' ({reason}): leave one of them out."
+        )
     return CONDITIONS[condition](item, wording, count or _no_count)
+
+
+def lacking(item: Item, condition: str) -> str | None:
+    """What the item would need for a condition and does not have ("no obs_success"); None where it has all."""
+    for has, what in _NEEDS.get(condition, ()):
+        if not has(item):
+            return f"no {what}"
+    return None
 
 
 def parse_conditions(text: str) -> tuple[str, ...]:
@@ -83,11 +96,18 @@ def _context(item: Item, wording: Wording, count: Count) -> Messages:
     return _request(item, item.system_prompt) + _prefix(item, wording)
 
 
-def _answered(observation: Callable[[Item], str], times: int = 1) -> Condition:
+def _known(text: str | None) -> str:
+    """A text that `lacking` has found to be there."""
+    if text is None:
+        raise AssertionError("the item lacks a text that its condition needs")
+    return text
+
+
+def _answered(observation: Callable[[Item], str | None], times: int = 1) -> Condition:
     """C, then a× and the given observation, recorded `times` times."""
 
     def messages(item: Item, wording: Wording, count: Count) -> Messages:
-        record = _step(item.failed_action, observation(item), wording)
+        record = _step(item.failed_action, _known(observation(item)), wording)
         return _context(item, wording, count) + times * record
 
     return messages
@@ -117,17 +137,13 @@ def _fail_early(item: Item, wording: Wording, count: Count) -> Messages:
 
 def _fail_other(item: Item, wording: Wording, count: Count) -> Messages:
     """Near placebo: the first distractor failed, a× was never written; it shares most of its text with a×."""
-    if not item.distractors:
-        raise InputError(f"The item '{item.item_id}' has no distractor: leave out the condition fail_other.")
-    record = _step(item.distractors[0], item.obs_fail_other, wording)
+    record = _step(item.distractors[0], _known(item.obs_fail_other), wording)
     return _context(item, wording, count) + record
 
 
 def _fail_unrelated(item: Item, wording: Wording, count: Count) -> Messages:
     """Far placebo: a failed call of another tool and task (`probes.placebo`), with the error it met there."""
-    action, observation = (item.meta.get(name) for name in UNRELATED)
-    if not isinstance(action, str) or not isinstance(observation, str):
-        raise InputError(f"The item '{item.item_id}' has no unrelated call: it takes items of several tasks.")
+    action, observation = (item.meta[name] for name in UNRELATED)
     return _context(item, wording, count) + _step(action, observation, wording)
 
 
@@ -158,12 +174,9 @@ def _neut_matched(item: Item, wording: Wording, count: Count) -> Messages:
 
 def _quote_matched(item: Item, wording: Wording, count: Count) -> Messages:
     """As fail_echo, a× in the error replaced by words of as many tokens: a longer message without a second copy."""
-    before, quoted, after = item.obs_fail_echo.rpartition(item.failed_action)
-    if not quoted:
-        raise InputError(
-            f"The item '{item.item_id}' has an obs_fail_echo without its failed action: leave out quote_matched."
-        )
-    return _as_long(item, item.obs_fail_echo, lambda words: f"{before}{words}{after}", wording, count)
+    echo = _known(item.obs_fail_echo)
+    before, _, after = echo.rpartition(item.failed_action)
+    return _as_long(item, echo, lambda words: f"{before}{words}{after}", wording, count)
 
 
 def _as_long(
@@ -217,5 +230,33 @@ MANIPULATIONS = tuple(name for name in CONDITIONS if name not in ("pre", "fail",
 
 AS_LONG_AS: Mapping[str, str] = {"neut_pad": "fail", "neut_matched": "neut", "quote_matched": "fail_echo"}
 """Condition → the condition whose prompt it matches in tokens."""
+
+_Need = tuple[Callable[[Item], bool], str]
+
+
+def _field(name: str) -> _Need:
+    return lambda item: getattr(item, name) is not None, name
+
+
+_NEEDS: Mapping[str, Sequence[_Need]] = {
+    "succ": (_field("obs_success"),),
+    "fail_terse": (_field("obs_fail_terse"),),
+    "fail_verbose": (_field("obs_fail_verbose"),),
+    "fail_echo": (_field("obs_fail_echo"),),
+    "fail_other": ((lambda item: bool(item.distractors), "distractor"), _field("obs_fail_other")),
+    "fail_unrelated": (
+        (
+            lambda item: all(isinstance(item.meta.get(name), str) for name in UNRELATED),
+            "unrelated call in the pool",
+        ),
+    ),
+    "quote_matched": (
+        (
+            lambda item: item.obs_fail_echo is not None and item.failed_action in item.obs_fail_echo,
+            "failed action in obs_fail_echo",
+        ),
+    ),
+}
+"""Condition → what an item must have for it, and how that is called."""
 
 _GROUPS: Mapping[str, Sequence[str]] = {"core": CORE, "all": tuple(CONDITIONS)}

@@ -2,7 +2,8 @@
 
 An item holds text only. How a failure is written into a transcript is `probes.conditions`; which statistic is
 taken of it is `probes.measures`. The fields are those of the published item files, so that files of either
-origin load.
+origin load. A recorded transcript does not know all of them: what it cannot know may be left out (or null), and
+the conditions and measures that need it are then left out for that item (`probes.conditions.lacking`).
 
 A run that visits the first N ids over-represents early tasks and whichever operator sorts first.
 `select_items` therefore takes N items of a balanced order: every operator gets its turn (round-robin,
@@ -24,97 +25,110 @@ from pathlib import Path
 from typing import Any
 
 from mech.errors import InputError
+from mech.input_files import NotJson, checked, parse_json, read_bytes, refuse
+from probes.item_record import LISTS, QUOTES, RECORD, contradictions
+
+UNKNOWN = "unknown"  # the operator, error type and template of an item that does not say
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Item:
     """One decision point; its cluster, for statistics, is `task_id`.
 
     `prefix_actions` and `prefix_observations` are the successful steps before the decision (equal lengths);
-    `obs_*` are the observations a× could be answered with; `obs_fail_other` answers the first distractor;
-    `tool` is the tool's name as a× writes it, None where actions have no tool.
+    `gold_action` is the reference action; `obs_*` are the observations a× could be answered with; `obs_fail_other`
+    answers the first distractor; `tool` is the tool's name as a× writes it, None where actions have no tool.
     """
 
     item_id: str
     env: str
     task_id: str
-    template: str
-    step_index: int
-    operator: str
-    error_type: str
+    template: str = UNKNOWN
+    step_index: int = 0
+    operator: str = UNKNOWN
+    error_type: str = UNKNOWN
     system_prompt: str
     goal: str
-    prefix_actions: tuple[str, ...]
-    prefix_observations: tuple[str, ...]
+    prefix_actions: tuple[str, ...] = ()
+    prefix_observations: tuple[str, ...] = ()
     failed_action: str
-    gold_action: str
+    gold_action: str | None = None
     obs_fail: str
-    obs_fail_terse: str
-    obs_fail_verbose: str
-    obs_fail_echo: str
-    obs_success: str
+    obs_fail_terse: str | None = None
+    obs_fail_verbose: str | None = None
+    obs_fail_echo: str | None = None
+    obs_success: str | None = None
     obs_neutral: str
-    obs_fail_other: str
-    distractors: tuple[str, ...]
-    tool: str | None
-    meta: Mapping[str, Any] = field(hash=False)
+    obs_fail_other: str | None = None
+    distractors: tuple[str, ...] = ()
+    tool: str | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def candidates(self) -> dict[str, str]:
-        """Name → action text, in the fixed order failed, gold, distractor0, distractor1 (if any)."""
+        """Name → action text, in the fixed order failed, gold, distractor0, distractor1 (those there are)."""
         others = {f"distractor{index}": text for index, text in enumerate(self.distractors[:2])}
-        return {"failed": self.failed_action, "gold": self.gold_action, **others}
+        gold = {} if self.gold_action is None else {"gold": self.gold_action}
+        return {"failed": self.failed_action, **gold, **others}
 
 
-QUOTES = "traceback_quotes_source"  # the key of meta that says whether the error quotes a line of a×
+__all__ = [
+    "Item", "QUOTES", "UNKNOWN", "PER_TASK", "load_items", "dump_items", "item_line", "select_items", "balanced_subset",
+    "balanced_order",
+]  # fmt: skip
+
 PER_TASK = 3  # items of one task before every task had its chance; the published samples have this cap
 _ORDER_SEED = 0  # a constant: which N items `--limit N` means must not depend on a run's own seed
 _NAMES = tuple(each.name for each in fields(Item))
-_LISTS = ("prefix_actions", "prefix_observations", "distractors")
 
 
 def load_items(path: str | os.PathLike[str]) -> list[Item]:
     """Read an item file (JSON lines, UTF-8), in file order.
 
-    Raises InputError, naming the file and the line, for a torn or malformed line, a missing or unknown field,
-    a value of the wrong type and an id that occurs twice; also when the file cannot be read or holds no item.
+    Raises InputError that lists every fault of the file with its line and item: a torn or malformed line, missing
+    and unknown fields, values of the wrong type, blank texts, characters that UTF-8 lacks, numbers that are not finite,
+    a field or an id that stands twice, prefixes of two lengths, and a reference action or distractor that is a× (or
+    one another). Also when the file cannot be read or holds no item.
     """
-    name = os.fspath(path)
-    try:
-        raw = Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"Cannot read the item file '{name}': {error.strerror or error}.") from error
+    raw = read_bytes(path, "item file")
     items: list[Item] = []
     first_seen: dict[str, int] = {}
+    faults: list[str] = []
     # Bytes are cut at the newline byte alone: str.splitlines would also cut inside JSON strings (U+2028).
     for number, line in enumerate(raw.split(b"\n"), start=1):
         if not line.strip():
             continue
-        item = _item_from_line(line, f"{name}, line {number}")
-        if item.item_id in first_seen:
-            raise InputError(
-                f"{name}, line {number}: the item id '{item.item_id}' is already on line "
-                f"{first_seen[item.item_id]}; remove one of the two."
-            )
-        first_seen[item.item_id] = number
-        items.append(item)
+        item_id, item, found = _item_from_line(line)
+        if item_id is not None and first_seen.setdefault(item_id, number) != number:
+            found.append(f"the item id is already on line {first_seen[item_id]}: remove one of the two")
+        where = f"line {number}" if item_id is None else f"line {number} (item {item_id!r})"
+        faults += [f"{where}: {fault}" for fault in found]
+        items += [] if item is None else [item]
+    refuse(path, "item file", faults)
     if not items:
-        raise InputError(f"The item file '{name}' holds no items.")
+        raise InputError(f"The item file '{os.fspath(path)}' holds no items.")
     return items
 
 
 def dump_items(items: Iterable[Item], path: str | os.PathLike[str]) -> None:
     """Write an item file that `load_items` reads back equal; the file appears whole or not at all.
 
-    Raises InputError when the place cannot be written.
+    Raises InputError when the place cannot be written, or a text of an item cannot (half of a surrogate pair).
     """
-    text = "".join(f"{item_line(item)}\n" for item in items)
+    lines = []
+    for item in items:
+        try:
+            lines.append(f"{item_line(item)}\n".encode())
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"The item {item.item_id!r} holds half of a surrogate pair, which no file can hold."
+            ) from error
     target = Path(path)
     partial: Path | None = None
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f"{target.name}.", suffix=".partial")
         partial = Path(name)  # of this process alone: two may write one file at once
         with os.fdopen(handle, "wb") as file:
-            file.write(text.encode())
+            file.write(b"".join(lines))
         partial.chmod(0o644)
         os.replace(partial, target)
     except OSError as error:
@@ -177,51 +191,23 @@ def balanced_order(items: Sequence[Item], rng: random.Random, per_task: int = PE
     return order
 
 
-def _item_from_line(line: bytes, where: str) -> Item:
+def _item_from_line(line: bytes) -> tuple[str | None, Item | None, list[str]]:
+    """The id that a line gives, its item (None where anything is wrong), and its faults, each a clause."""
     try:
-        record = json.loads(line.decode())
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise InputError(
-            f"{where} is not a whole JSON object (was the file cut off?): repair or remove that line."
-        ) from error
+        record, faults = parse_json(line)
+    except NotJson as error:
+        return None, None, [f"it is not a whole JSON object ({error}): repair or remove that line"]
     if not isinstance(record, dict):
-        raise InputError(f"{where} is not a JSON object with the fields of an item.")
-    missing = [name for name in _NAMES if name not in record]
-    if missing:
-        raise InputError(f"{where}: the field '{missing[0]}' is missing.")
-    unknown = [name for name in record if name not in _NAMES]
-    if unknown:
-        raise InputError(f"{where}: the field '{unknown[0]}' is not a field of an item.")
-    for name, value in record.items():
-        fault = _type_fault(name, value)
-        if fault:
-            raise InputError(f"{where}: the field '{name}' must be {fault}.")
-    if len(record["prefix_actions"]) != len(record["prefix_observations"]):
-        raise InputError(f"{where}: 'prefix_actions' and 'prefix_observations' must be equally long.")
-    values: dict[str, Any] = {
-        name: tuple(value) if name in _LISTS else value for name, value in record.items()
-    }
-    return Item(**values)
-
-
-def _type_fault(name: str, value: object) -> str | None:
-    """What the field's value ought to be, or None when it is."""
-    if name == "step_index":
-        return None if type(value) is int and value >= 0 else "an integer from 0"
-    if name == "meta":
-        if isinstance(value, dict) and value.get(QUOTES) not in (None, True, False):
-            return f"an object whose '{QUOTES}' is true, false or null"
-        return None if isinstance(value, dict) else "an object"
-    if name in _LISTS:
-        fine = isinstance(value, list) and all(isinstance(each, str) for each in value)
-        return None if fine else "a list of strings"
-    if name == "tool" and value is None:
-        return None
-    if not isinstance(value, str):
-        return "a string or null" if name == "tool" else "a string"
-    if name in ("item_id", "task_id", "failed_action", "gold_action") and not value.strip():
-        return "a non-empty string"
-    return None
+        return None, None, ["it is not a JSON object with the fields of an item"]
+    parsed, wrong = checked(RECORD, record)
+    faults += [*wrong, *contradictions(record)]
+    item_id = record.get("item_id")
+    known = item_id if isinstance(item_id, str) and item_id.strip() else None
+    if parsed is None or faults:
+        return known, None, faults
+    values = {name: value for name, value in parsed.model_dump().items() if value is not None}
+    values.update({name: tuple(values[name]) for name in LISTS if name in values})
+    return known, Item(**{"step_index": len(values.get("prefix_actions", ())), **values}), []
 
 
 def _one_round(items: Sequence[Item], per_task: int, rng: random.Random) -> list[Item]:

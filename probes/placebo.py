@@ -35,7 +35,7 @@ def _with_call(item: Item, pool: Sequence[Item]) -> Item:
         return item
     length = len(item.failed_action)
     others.sort(key=lambda other: (abs(len(other.failed_action) - length), other.item_id))
-    own = _grams(item.failed_action) | _grams(item.gold_action)
+    own = _grams(item.failed_action) | _grams(item.gold_action or "")
     chosen = min(others[:NEAREST], key=lambda other: len(_grams(other.failed_action) & own))
     return replace(
         item, meta={**item.meta, **dict(zip(UNRELATED, (chosen.failed_action, chosen.obs_fail), strict=True))}
@@ -43,8 +43,8 @@ def _with_call(item: Item, pool: Sequence[Item]) -> Item:
 
 
 def _first_tool(item: Item) -> str:
-    """The tool that was meant: a misspelt one counts as the one the reference action calls."""
-    return item.gold_action.partition("(")[0]
+    """The tool that was meant: a misspelt one counts as the one the reference action calls, where there is one."""
+    return (item.gold_action or item.failed_action).partition("(")[0]
 
 
 def _grams(text: str) -> set[str]:

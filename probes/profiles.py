@@ -52,7 +52,7 @@ class TokenScores:
     item_id: str
     task_id: str
     action: tuple[int, ...]
-    reference: tuple[int, ...]
+    reference: tuple[int, ...] | None
     logprobs: Mapping[str, Float[np.ndarray, " token"]]
     totals: Mapping[str, float]
 
@@ -77,27 +77,32 @@ def profiles(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) ->
 
     Returns:
         The columns of `PROFILES`, levels in the order of `LEVELS`. A measure is over the items scored under both
-        of its conditions.
+        of its conditions; where the error stands in an action (`part`) only a reference action says, so there over the
+        items that have one.
 
     Raises:
-        InputError: a column or value is missing, a row stands twice, an item has two tokenisations of an action, no
-            reference action, or not one log-probability per token.
+        InputError: a column or value is missing, a row stands twice, an item has two tokenisations of an action, or
+            not one log-probability per token.
         RuntimeError: the levels do not sum to the measure, or −G = copy + sem fails in one.
     """
     require(rows, _ROW, ["model", "env", "item_id", "condition", "candidate"])
     lines = []
     for (model, env), group in rows.groupby(["model", "env"], sort=True):
         items = list(token_scores(group))
-        levels = {
+        levels: dict[str, list[Int[np.ndarray, " token"] | None]] = {
             "position": [tenths(len(item.action)) for item in items],
-            "part": [parts(item.action, item.reference) for item in items],
+            "part": [
+                None if item.reference is None else parts(item.action, item.reference) for item in items
+            ],
         }
         for axis, names in LEVELS.items():
             sums = [
-                level_sums(item, level, len(names)) for item, level in zip(items, levels[axis], strict=True)
+                (item, level_sums(item, level, len(names)))
+                for item, level in zip(items, levels[axis], strict=True)
+                if level is not None
             ]
             for measure in DIFFERENCES:
-                kept = [(item, one[measure]) for item, one in zip(items, sums, strict=True) if measure in one]
+                kept = [(item, one[measure]) for item, one in sums if measure in one]
                 if not kept:
                     continue
                 table = np.stack([values for _, values in kept])
@@ -163,9 +168,8 @@ def token_scores(rows: pd.DataFrame) -> Iterator[TokenScores]:
             continue
         if group["task_id"].nunique() > 1:
             raise InputError(f"Item {item_id} belongs to two tasks.")
-        if len(gold) == 0:
-            raise InputError(f"Item {item_id} has no row of its reference action: its error has no place.")
-        action, reference = _one_tokenisation(failed), _one_tokenisation(gold)
+        action = _one_tokenisation(failed)
+        reference = _one_tokenisation(gold) if len(gold) else None
         logprobs = {
             str(row.condition): np.asarray(row.token_logprobs, dtype=float) for row in failed.itertuples()
         }

@@ -11,25 +11,19 @@ import json
 import os
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter
 
 from mech.errors import InputError
+from mech.input_files import NotJson, checked, parse_json, read_bytes
 
 DEFAULT_WORDING = Path(__file__).parent / "wordings" / "default.json"
 _ROLES = ("user", "tool", "system")
 _PLACEHOLDERS = ("index", "tool", "gloss")
-_TEXTS = (
-    "observation_role",
-    "observation_prefix",
-    "abstract_template",
-    "abstract_tool_when_unknown",
-    "abstract_gloss_when_unknown",
-    "abstract_min",
-    "negative_instruction",
-    "negative_instruction_join",
-)
 
 
 @dataclass(frozen=True)
@@ -82,72 +76,78 @@ class Wording:
 def load_wording(path: str | os.PathLike[str] = DEFAULT_WORDING) -> Wording:
     """Read a wording file; keys that are not needed here are ignored.
 
-    Raises InputError, naming the file and the key, for a file that cannot be read or parsed, a required key
-    that is missing or no string, a role that chat templates do not know, and a placeholder that does not
+    Raises InputError, naming the file and everything that is wrong with it: a file that cannot be read or parsed, a
+    required key that is missing or no string, a role that chat templates do not know, and a placeholder that does not
     exist.
     """
     name = os.fspath(path)
-    record = _read_object(name)
-    texts: dict[str, str] = {}
-    for key in _TEXTS:
-        value = record.get(key)
-        if not isinstance(value, str):
-            raise InputError(f"The wording file '{name}' needs a text under '{key}'.")
-        texts[key] = value
-    if texts["observation_role"] not in _ROLES:
-        raise InputError(
-            f"The 'observation_role' in the wording file '{name}' must be one of {', '.join(_ROLES)}."
-        )
-    _check_template(texts["abstract_template"], "abstract_template", _PLACEHOLDERS, name)
-    optional = {"abstract_forbids_template": _PLACEHOLDERS, "pad_template": ("neutral", "filler")}
-    for key, placeholders in optional.items():
-        value = record.get(key)
-        if value is not None and not isinstance(value, str):
-            raise InputError(f"'{key}' in the wording file '{name}' must be a text.")
-        if value is not None:
-            _check_template(value, key, placeholders, name)
-            texts[key] = value
-    if "{filler}" not in texts.get("pad_template", "{filler}"):
-        raise InputError(f"The 'pad_template' in the wording file '{name}' needs its {{filler}}.")
-    texts["negative_instruction_join"] = _join(texts["negative_instruction_join"], name)
-    gloss = record.get("error_gloss")
-    if not isinstance(gloss, dict) or not all(isinstance(value, str) for value in gloss.values()):
-        raise InputError(f"The wording file '{name}' needs an object of texts under 'error_gloss'.")
-    hides = record.get("abstract_hides_tool_for", [])
-    if not isinstance(hides, list) or not all(isinstance(value, str) for value in hides):
-        raise InputError(f"'abstract_hides_tool_for' in the wording file '{name}' must be a list of texts.")
-    return Wording(**texts, error_gloss=gloss, abstract_hides_tool_for=tuple(hides))
-
-
-def _read_object(name: str) -> dict[str, object]:
     try:
-        record = json.loads(Path(name).read_bytes().decode())
-    except OSError as error:
-        raise InputError(f"Cannot read the wording file '{name}': {error.strerror or error}.") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise InputError(f"The wording file '{name}' is not valid JSON: {error}.") from error
+        record, faults = parse_json(read_bytes(path, "wording file"))
+    except NotJson as error:
+        raise InputError(f"The wording file '{name}' is not valid JSON ({error}).") from error
     if not isinstance(record, dict):
         raise InputError(f"The wording file '{name}' must hold one JSON object.")
-    return record
+    parsed, wrong = checked(_RECORD, record)
+    faults += wrong
+    if parsed is None or faults:
+        raise InputError(f"The wording file '{name}' cannot be used: {'; '.join(faults)}.")
+    values = {key: value for key, value in parsed.model_dump().items() if value is not None}
+    hides = tuple(values.pop("abstract_hides_tool_for", ()))
+    return Wording(**values, abstract_hides_tool_for=hides)
 
 
-def _check_template(template: str, key: str, placeholders: Sequence[str], name: str) -> None:
-    try:
-        parts = list(string.Formatter().parse(template))
-    except ValueError as error:
-        raise InputError(f"The '{key}' in the wording file '{name}' is malformed: {error}.") from error
-    for _, placeholder, spec, conversion in parts:
-        if placeholder is not None and (placeholder not in placeholders or spec or conversion):
-            *others, last = (f"{{{each}}}" for each in placeholders)
-            raise InputError(
-                f"The wording file '{name}' uses '{{{placeholder}}}' in '{key}': "
-                f"only {', '.join(others)} and {last} exist."
-            )
+def _role(value: str) -> str:
+    if value not in _ROLES:
+        raise ValueError(f"must be one of {', '.join(_ROLES)}")
+    return value
 
 
-def _join(value: str, name: str) -> str:
+def _template(*placeholders: str) -> AfterValidator:
+    def check(template: str) -> str:
+        try:
+            parts = list(string.Formatter().parse(template))
+        except ValueError as error:
+            raise ValueError(f"is malformed: {error}") from error
+        for _, placeholder, spec, conversion in parts:
+            if placeholder is not None and (placeholder not in placeholders or spec or conversion):
+                *others, last = (f"{{{each}}}" for each in placeholders)
+                raise ValueError(f"uses '{{{placeholder}}}': only {', '.join(others)} and {last} exist")
+        return template
+
+    return AfterValidator(check)
+
+
+def _with_filler(template: str) -> str:
+    if "{filler}" not in template:
+        raise ValueError("needs its {filler}")
+    return template
+
+
+def _join(value: str) -> str:
     """The white space itself; a remark in brackets may follow it, since white space is hard to see."""
     match = re.fullmatch(r"(\s+?)(?: ?\(.*\))?", value)
     if match is None:
-        raise InputError(f"The wording file '{name}' needs white space under 'negative_instruction_join'.")
+        raise ValueError("must be white space")
     return match[1]
+
+
+class _Record(BaseModel):
+    """A wording file; the fields are those of `Wording`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    observation_role: Annotated[str, AfterValidator(_role)]
+    observation_prefix: str
+    abstract_template: Annotated[str, _template(*_PLACEHOLDERS)]
+    abstract_tool_when_unknown: str
+    abstract_gloss_when_unknown: str
+    abstract_min: str
+    negative_instruction: str
+    negative_instruction_join: Annotated[str, AfterValidator(_join)]
+    error_gloss: dict[str, str]
+    abstract_hides_tool_for: list[str] = []
+    abstract_forbids_template: Annotated[str, _template(*_PLACEHOLDERS)] | None = None
+    pad_template: Annotated[str, _template("neutral", "filler"), AfterValidator(_with_filler)] | None = None
+
+
+_RECORD = TypeAdapter(_Record)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ ON_ITEMS = (
     *("patch", "ablate", "cut", "joint", "attribute", "placebo", "agree", "circuit"),
     *("direct", "layers", "path", "mechanism"),
 )
+ABLATES = ("ablate", "joint", "placebo", "mechanism")
 SYSTEM = "Tools: grow(plant, cups), prune(plant)."
 
 
@@ -77,6 +78,17 @@ ITEMS = (
     item(3, "prun(plant='ash')", "prune(plant='ash')", "error: prun?", operator="tool"),
 )
 
+REFERENCE = tuple(
+    replace(
+        one,
+        item_id=f"meadow-{number}",
+        task_id=f"meadow-{number}",
+        goal=f"Mow meadow {number}.",
+    )
+    for number, one in enumerate((*ITEMS[:2], *ITEMS[:2]))
+)
+"""Items of other tasks, for means."""
+
 
 @cache
 def loaded_once(
@@ -113,6 +125,7 @@ class Shell:
     tmp: Path
     model: Path
     items: Path
+    reference: Path
     capture: Any
 
     def __call__(self, study: str, *words: str | Path, out: Path | str | None = "run") -> Said:
@@ -120,6 +133,8 @@ class Shell:
         base: list[str | Path] = [] if study == "scaling" else ["--model", self.model]
         if study in ON_ITEMS:
             base += ["--items", self.items, "--quiet", "yes"]
+        if study in ABLATES or "--ablate" in words:
+            base += ["--reference-items", self.reference]
         if out is not None:
             base += ["--out", self.tmp / out]
         self.capture.readouterr()
@@ -174,7 +189,9 @@ def shell(
     monkeypatch.setattr("probes.offtarget.code_passages", lambda: ["x = [1, 2]", "for a in b:\n    c(a)"])
     items = tmp_path / "items.jsonl"
     dump_items(ITEMS[:3], items)
-    return Shell(tmp_path, tiny_folder("llama"), items, capsys)
+    reference = tmp_path / "reference.jsonl"
+    dump_items(REFERENCE, reference)
+    return Shell(tmp_path, tiny_folder("llama"), items, reference, capsys)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -129,10 +129,9 @@ def item_lines(count: int, folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("break_it", "parts"),
     [
-        (lambda lines: [lines[0], lines[1][:-40]], ["line 2 is not a whole JSON object"]),
-        (lambda lines: [lines[0][:100], lines[1]], ["line 1 is not a whole JSON object"]),
-        (lambda lines: [lines[0], lines[0]], ["line 2: the item id 'garden-0' is already on line 1"]),
-        (lambda lines: [lines[0].replace('"goal"', '"gaol"')], ["line 1: the field 'goal' is missing"]),
+        (lambda lines: [lines[0], lines[1][:-40]], ["line 2: it is not a whole JSON object"]),
+        (lambda lines: [lines[0][:100], lines[1]], ["line 1: it is not a whole JSON object"]),
+        (lambda lines: [lines[0], lines[0]], ["line 2 (item 'garden-0'): the item id is already on line 1"]),
         (lambda lines: [], ["holds no items"]),
     ],
 )
@@ -307,3 +306,82 @@ def test_a_row_file_with_a_broken_line_is_named_and_not_cut(shell: Shell) -> Non
     assert path.read_bytes() == broken
     assert os.path.exists(shell.path("summary.csv"))
     assert json.loads(shell.path("run.json").read_text())["studies"]["probe"]["config"]["seed"] == 0
+
+
+def row_with(path: Path, number: int, **changes: Any) -> None:
+    """Change a row of a row file; None takes a column away."""
+    lines = path.read_text().splitlines()
+    row = {**json.loads(lines[number - 1]), **changes}
+    lines[number - 1] = json.dumps({name: value for name, value in row.items() if value is not None})
+    path.write_text("\n".join([*lines, ""]))
+
+
+def run_json_with(path: Path, place: str, value: Any) -> None:
+    record = json.loads(path.read_text())
+    inner = record
+    *outer, last = place.split(".")
+    for name in outer:
+        inner = inner[name]
+    inner[last] = value
+    path.write_text(json.dumps(record))
+
+
+def folder_at(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "parts"),
+    [
+        ("run.json", lambda path: run_json_with(path, "studies", []), ["'studies' must be an object"]),
+        (
+            "run.json",
+            lambda path: run_json_with(path, "studies.probe.provenance", ["x"]),
+            ["provenance' must be"],
+        ),
+        (
+            "run.json",
+            lambda path: run_json_with(path, "studies.probe.resumes", {}),
+            ["resumes' must be a list"],
+        ),
+        ("run.json", lambda path: run_json_with(path, "studies.probe.config.seed", 5), ["config_hash"]),
+        ("run.json", lambda path: path.write_bytes(b"\xff{}"), ["cannot be read"]),
+        ("run.json", lambda path: path.write_text("null"), ["not of schema 1"]),
+        ("scores.jsonl", lambda path: row_with(path, 3, id=["x"]), ["line 3", "'id' must be a string"]),
+        (
+            "scores.jsonl",
+            lambda path: row_with(path, 2, model=None, item_id=None),
+            ["line 2", "'model' is missing"],
+        ),
+        (
+            "scores.jsonl",
+            lambda path: row_with(path, 4, token_ids="x"),
+            ["line 4", "'token_ids' must be a list"],
+        ),
+        ("scores.jsonl", folder_at, ["Cannot read the row file"]),
+    ],
+)
+def test_a_damaged_run_folder_is_one_sentence_with_file_and_line(
+    name: str, spoil: Callable[[Path], object], parts: list[str], done: Shell
+) -> None:
+    path = done.path(name)
+    whole, entry = path.read_bytes(), done.path("run.json").read_bytes()
+    spoil(path)
+    done("probe", "--conditions", "pre,neut").sentence(name, *parts)
+    if path.is_dir():
+        path.rmdir()
+    path.write_bytes(whole)
+    done.path("run.json").write_bytes(entry)  # the try is in it as a resumption
+
+
+def test_all_faults_of_an_item_file_are_told_at_once(done: Shell) -> None:
+    broken = done.tmp / "broken.jsonl"
+    first, second = item_lines(2, done.tmp)
+    broken.write_text("\n".join([first.replace('"goal"', '"gaol"'), second[:90]]))
+    said = done("probe", "--items", broken)
+    assert said.code == 2 and not said.out
+    assert said.err[0] == f"backfire probe: The item file '{broken}' has 3 faults:"
+    assert [line.split(":")[0].strip() for line in said.err[1:]] == ["line 1 (item 'garden-0')"] * 2 + [
+        "line 2"
+    ]

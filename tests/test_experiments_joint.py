@@ -22,7 +22,7 @@ from tests.study_cases import ITEMS, Shell, loaded_once, shell  # noqa: F401 - a
 from tests.tolerances import NATS
 
 SHORT = list(ITEMS[:3])
-WORDS = ["--k", "1,2", "--controls", "2", "--ablation-controls", "1", "--reference-items", "2"]
+WORDS = ["--k", "1,2", "--controls", "2", "--ablation-controls", "1"]
 
 
 def session_of(shell: Shell, slow: bool = False) -> Session:

@@ -194,8 +194,8 @@ def test_executed_items_are_made_once_and_read_back(
         return (tmp_path / name).read_bytes()
 
     first = made(0, "a")
-    assert len(first.splitlines()) > 10 and len(list(three_problems.iterdir())) == 1
-    assert made(1, "b") != first and len(list(three_problems.iterdir())) == 2
+    assert len(first.splitlines()) > 10 and len(list(three_problems.glob("*.jsonl"))) == 1
+    assert made(1, "b") != first and len(list(three_problems.glob("*.jsonl"))) == 2
     monkeypatch.setattr("experiments.item_pools.coderepair_pool", lambda *_, **__: pytest.fail("executed"))
     assert made(0, "c") == first
     assert "environment coderepair" in capsys.readouterr().out

@@ -42,9 +42,7 @@ def asked(shell: Shell, study: str, *words: str) -> int:
 
 
 def test_the_plan_counts_the_questions_that_the_reference_path_answers(shell: Shell) -> None:
-    found = asked(
-        shell, "joint", "--k", "1,2", "--controls", "2", "--ablation-controls", "1", "--reference-items", "2"
-    )
+    found = asked(shell, "joint", "--k", "1,2", "--controls", "2", "--ablation-controls", "1")
     # Beside the questions: the mean and the drawn position of an ablation, and trunks of contexts.
     assert planned(shell, "joint") == pytest.approx(found, abs=3 + 2 * len(ITEMS))
     found = asked(shell, "patch", "--k", "1,2")
@@ -95,7 +93,7 @@ def test_every_stage_is_a_study_with_options_it_has() -> None:
 
 def test_the_whole_suite_runs_resumes_and_ends_in_one_table(shell: Shell) -> None:
     words = ["--k", "1,2", "--controls", "2", "--ablation-controls", "1", "--ablated-controls", "1"]
-    words += ["--deep", "3", "--few", "3", "--reference-items", "2"]
+    words += ["--deep", "3", "--few", "3"]
     dump_items([replace(one, meta={**one.meta, **FAR}) for one in ITEMS[:3]], shell.items)
     said = shell("mechanism", *words)
     # A model of random weights is dead: the placebos say so, and the suite is done all the same.

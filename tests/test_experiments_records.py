@@ -160,7 +160,8 @@ def test_two_writers_at_once_are_refused_and_kill_9_frees_the_folder(tmp_path: P
 
 
 def _score_row(row_id: str, **columns: Any) -> dict[str, Any]:
-    return {**dict.fromkeys(records.SCORES, "x"), "id": row_id, **columns}
+    numbers = {"logprob": -1.5, "n_tokens": 3, "is_greedy": False}
+    return {**dict.fromkeys(records.SCORES, "x"), **numbers, "id": row_id, **columns}
 
 
 def test_rows_come_back_exactly(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_every_length_matched_condition_is_as_long_as_another_in_words(items: li
 def test_what_is_too_long_already_is_not_padded(items: list[Item]) -> None:
     item = replace(items[0], obs_fail="no", obs_neutral="The desk has noted this call.")
     assert render(item, "neut_pad", W, words)[-1]["content"] == "Result: The desk has noted this call."
-    with pytest.raises(InputError, match="leave out quote_matched"):
+    with pytest.raises(InputError, match="no failed action in obs_fail_echo"):
         render(replace(item, obs_fail_echo="no"), "quote_matched", W, words)
     with pytest.raises(ValueError, match="as long as another"):
         render(item, "neut_pad", W)
@@ -204,7 +204,7 @@ def test_the_far_placebo_depends_on_the_pool_and_is_given_once(items: list[Item]
         bare[:1], [bare[0], near, same_tool]
     )  # of its own task, of its own tool: neither will do
     assert with_unrelated(bare[:1], [near, far])[0].meta[UNRELATED[0]] == far.failed_action
-    with pytest.raises(InputError, match="has no unrelated call"):
+    with pytest.raises(InputError, match="no unrelated call"):
         render(alone, "fail_unrelated", W)
 
 
@@ -273,20 +273,20 @@ def test_the_hash_of_a_wording_follows_its_content_not_its_file(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"abstract_min": None}, "needs a text under 'abstract_min'"),
-        ({"observation_prefix": 3}, "needs a text under 'observation_prefix'"),
+        ({"abstract_min": None}, "the field 'abstract_min' is missing"),
+        ({"observation_prefix": 3}, "the field 'observation_prefix' must be a string"),
         ({"observation_role": "human"}, "must be one of user, tool, system"),
         ({"abstract_template": "{index} {call}"}, "only {index}, {tool} and {gloss} exist"),
         ({"abstract_template": "{tool.name}"}, "only {index}, {tool} and {gloss} exist"),
         ({"abstract_template": "{index:9}"}, "only {index}, {tool} and {gloss} exist"),
         ({"abstract_template": "{index"}, "malformed"),
-        ({"abstract_forbids_template": "{call}"}, "'{call}' in 'abstract_forbids_template': only {index}"),
+        ({"abstract_forbids_template": "{call}"}, "'abstract_forbids_template' uses '{call}': only {index}"),
         ({"pad_template": "{tool}"}, "only {neutral} and {filler} exist"),
-        ({"pad_template": 3}, "'pad_template' in the wording file"),
-        ({"negative_instruction_join": "one newline"}, "needs white space"),
-        ({"error_gloss": ["x"]}, "needs an object of texts under 'error_gloss'"),
-        ({"error_gloss": {"x": 1}}, "needs an object of texts under 'error_gloss'"),
-        ({"abstract_hides_tool_for": "x"}, "must be a list of texts"),
+        ({"pad_template": 3}, "'pad_template' must be a string"),
+        ({"negative_instruction_join": "one newline"}, "must be white space"),
+        ({"error_gloss": ["x"]}, "'error_gloss' must be an object"),
+        ({"error_gloss": {"x": 1}}, "'error_gloss.x' must be a string"),
+        ({"abstract_hides_tool_for": "x"}, "must be a list"),
     ],
 )
 def test_a_malformed_wording_is_refused_by_key(changes: dict[str, Any], says: str, tmp_path: Path) -> None:

@@ -189,13 +189,13 @@ def broken(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
         (lambda line: line + "}", "not a whole JSON object"),
         (lambda line: "[1]", "not a JSON object"),
         (broken(lambda record: record.pop("goal")), "the field 'goal' is missing"),
-        (broken(lambda record: record.update(colour="red")), "the field 'colour' is not a field"),
+        (broken(lambda record: record.update(colour="red")), "the field 'colour' is not known here"),
         (broken(lambda record: record.update(step_index="0")), "'step_index' must be an integer"),
         (broken(lambda record: record.update(step_index=True)), "'step_index' must be an integer"),
         (broken(lambda record: record.update(goal=None)), "'goal' must be a string"),
-        (broken(lambda record: record.update(tool=3)), "'tool' must be a string or null"),
-        (broken(lambda record: record.update(distractors="x")), "'distractors' must be a list of strings"),
-        (broken(lambda record: record.update(distractors=[1])), "'distractors' must be a list of strings"),
+        (broken(lambda record: record.update(tool=3)), "'tool' must be a string"),
+        (broken(lambda record: record.update(distractors="x")), "'distractors' must be a list"),
+        (broken(lambda record: record.update(distractors=[1])), "'distractors[0]' must be a string"),
         (broken(lambda record: record.update(meta=[])), "'meta' must be an object"),
         (broken(lambda record: record.update(failed_action=" ")), "'failed_action' must be a non-empty"),
         (broken(lambda record: record.update(prefix_actions=["a", "b", "c"])), "must be equally long"),
@@ -217,10 +217,10 @@ def test_a_line_torn_inside_a_character_and_a_repeated_id_are_refused(
     path = tmp_path / "bad.jsonl"
     line = item_line(replace(pool[0], goal="ü")).encode()
     path.write_bytes(line[: line.index("ü".encode()) + 1])
-    with pytest.raises(InputError, match="line 1 is not a whole JSON object"):
+    with pytest.raises(InputError, match="line 1: it is not a whole JSON object"):
         load_items(path)
     path.write_bytes(line + b"\n" + line)
-    with pytest.raises(InputError, match="line 2: the item id .* is already on line 1"):
+    with pytest.raises(InputError, match="line 2 .*: the item id is already on line 1"):
         load_items(path)
 
 
@@ -272,3 +272,128 @@ def test_the_balanced_subset_is_the_published_one(
     published = json.loads((reference_dir / f"core_ids_{env}.json").read_text())
     chosen = balanced_subset(items, n, per_task, random.Random(20260808))
     assert [item.item_id for item in chosen] == published
+
+
+def spoilt(item: Item, **changes: Any) -> str:
+    return json.dumps({**json.loads(item_line(item)), **changes})
+
+
+def test_every_fault_of_a_file_is_in_one_message_with_its_line_and_item(
+    pool: list[Item], tmp_path: Path
+) -> None:
+    a, b, c = (one.item_id for one in pool[:3])
+    gone = json.loads(item_line(pool[1]))
+    for name in ("goal", "obs_fail", "system_prompt"):
+        del gone[name]
+    lines = [
+        spoilt(pool[0], gold_action=pool[0].failed_action, goal="cut \ud83d", colour=1, shape=2),
+        json.dumps({**gone, "step_index": "x", "prefix_actions": ["p"], "prefix_observations": []}),
+        "{",
+        spoilt(pool[2], distractors=[" x", "x", "y"]).replace('"tool"', '"tool": null, "tool"', 1),
+        item_line(pool[0]),
+    ]
+    path = tmp_path / "bad.jsonl"
+    path.write_text("\n".join(lines))
+    with pytest.raises(InputError) as caught:
+        load_items(path)
+    head, *said = str(caught.value).splitlines()
+    assert head == f"The item file '{path}' has {len(said)} faults:"
+    for line, parts in {
+        f"line 1 (item '{a}')": (
+            "'goal' holds half of a surrogate",
+            "'colour' is not known",
+            "'shape' is not known",
+        ),
+        f"line 2 (item '{b}')": (
+            *("'goal' is missing", "'obs_fail' is missing", "'system_prompt' is missing"),
+            *("'step_index' must be an integer", "must be equally long"),
+        ),
+        "line 3": ("not a whole JSON object",),
+        f"line 4 (item '{c}')": (
+            "'tool' stands twice",
+            "'distractors[1]' is the same action as 'distractors[0]'",
+        ),
+        f"line 5 (item '{a}')": ("already on line 1",),
+    }.items():
+        for part in parts:
+            assert any(one.startswith(f"  {line}: ") and part in one for one in said), (line, part)
+    assert any("'gold_action' is the same action as 'failed_action'" in one for one in said)
+    assert len(said) == 13
+
+
+@pytest.mark.parametrize(
+    ("place", "spoil"),
+    [
+        ("goal", lambda record, text: record.update(goal=text)),
+        (
+            "prefix_actions[0]",
+            lambda record, text: record.update(prefix_actions=[text], prefix_observations=["a"]),
+        ),
+        ("distractors[1]", lambda record, text: record.update(distractors=["a", text])),
+        ("meta.deep[0].x", lambda record, text: record.update(meta={"deep": [{"x": text}]})),
+        ("item_id", lambda record, text: record.update(item_id=text)),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused_wherever_it_stands(
+    place: str, spoil: Callable[[dict[str, Any], str], object], pool: list[Item], tmp_path: Path
+) -> None:
+    record = json.loads(item_line(pool[0]))
+    spoil(record, "cut \ud83d")
+    path = tmp_path / "bad.jsonl"
+    path.write_text(json.dumps(record))
+    with pytest.raises(
+        InputError, match=re.escape(f"the field '{place}' holds half of a surrogate pair")
+    ) as caught:
+        load_items(path)
+    assert "line 1" in str(caught.value) and str(caught.value).encode()
+    spoil(record, "whole \U0001f600")
+    path.write_text(json.dumps(record))
+    assert len(load_items(path)) == 1
+
+
+def test_an_item_of_such_a_text_is_not_written_either(pool: list[Item], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="half of a surrogate pair"):
+        dump_items([replace(pool[0], goal="\ud83d")], tmp_path / "items.jsonl")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"gold_action": "A"}, "'gold_action' is the same action as 'failed_action'"),
+        ({"gold_action": " A\n"}, "'gold_action' is the same action as 'failed_action'"),
+        ({"distractors": ["B", "A"]}, "'distractors[1]' is the same action as 'failed_action'"),
+        ({"gold_action": "B", "distractors": ["B "]}, "'distractors[0]' is the same action as 'gold_action'"),
+        ({"distractors": ["B", "B"]}, "'distractors[1]' is the same action as 'distractors[0]'"),
+        ({"distractors": ["B", " "]}, "'distractors[1]' must be a non-empty string"),
+        ({"obs_success": ""}, "'obs_success' must be a non-empty string"),
+        ({"step_index": 10**400}, "'step_index' must be less than or equal to"),
+        ({"meta": {"x": float("nan")}}, "'meta.x' is no finite number"),
+        ({"meta": {"x": float("inf")}}, "'meta.x' is no finite number"),
+    ],
+)
+def test_what_would_make_a_probability_or_a_number_mean_nothing_is_refused(
+    changes: dict[str, Any], says: str, pool: list[Item], tmp_path: Path
+) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(spoilt(pool[0], failed_action="A", **changes))
+    with pytest.raises(InputError, match=re.escape(says)):
+        load_items(path)
+
+
+def test_deep_nesting_long_lines_a_byte_order_mark_and_crlf(pool: list[Item], tmp_path: Path) -> None:
+    path = tmp_path / "items.jsonl"
+    for depth in (80, 100_000):
+        path.write_text(
+            item_line(pool[0]).replace('"meta": {', f'"meta": {{"x": {"[" * depth}{"]" * depth}, ', 1)
+        )
+        with pytest.raises(InputError, match="line 1: .*nested too deeply"):
+            load_items(path)
+    path.write_text(spoilt(pool[0], goal="word " * 400_000))
+    assert len(load_items(path)[0].goal) == 2_000_000
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(map(item_line, pool[:2])).encode() + b"\r\n")
+    assert load_items(path) == pool[:2]
+    path.write_text("\n".join("{" for _ in range(50)))
+    with pytest.raises(InputError, match="has 50 faults") as caught:
+        load_items(path)
+    assert len(str(caught.value).splitlines()) == 22 and str(caught.value).endswith("and 30 more")

@@ -188,7 +188,6 @@ def _changed(index: int, **cells: Any) -> list[dict[str, Any]]:
     [
         (_changed(1, token_ids=[7, 8, 1, 9, 6]), "failed action of a is tokenised in more than one way"),
         (_changed(1, token_logprobs=[-1.0] * 4), "a has not one log-probability for each token"),
-        (HAND[:3], "a has no row of its reference action"),
         (_changed(3, token_ids=[]), "gold action of a is tokenised"),
         (_changed(1, task_id="t-b"), "a belongs to two tasks"),
         ([*HAND, HAND[0]], "stands twice"),
@@ -203,3 +202,11 @@ def test_rows_that_do_not_correspond_are_refused(rows: list[dict[str, Any]], sen
 def test_tokens_that_do_not_sum_to_the_score_are_not_recorded() -> None:
     with pytest.raises(RuntimeError, match=r"tokens of a miss its G by 0\.001"):
         profiles(pd.DataFrame(_changed(0, logprob=-45.001)), _rng)
+
+
+def test_an_item_without_a_reference_action_has_positions_and_no_parts() -> None:
+    table = profiles(pd.DataFrame(HAND[:3]), lambda name: np.random.default_rng(0))
+    assert set(table["axis"]) == {"position"}
+    whole = profiles(pd.DataFrame(HAND), lambda name: np.random.default_rng(0))
+    positions = whole[whole["axis"] == "position"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(table, positions)

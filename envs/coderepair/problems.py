@@ -33,7 +33,9 @@ BUNDLED = Path(__file__).parent / "data" / "problems.jsonl"
 _INSTALL = "install it with pip install 'backfire[datasets]'"
 _TYPES = {str: "text", int: "a whole number", list: "a list", dict: "a JSON object", type(None): "null"}
 
-Record = tuple[str, object]  # where it stands, for messages; what stands there
+_SHOWN = 20  # faults of a file that are written out; the rest is counted
+
+Record = tuple[str, object]  # where it stands, for messages; what stands there, or why it cannot be read
 
 
 @dataclass(frozen=True)
@@ -74,22 +76,36 @@ def load_problems(path: str | os.PathLike[str], prefix: str = "mbpp") -> tuple[P
     without), or a folder of parquet files as the hub has them. Splits are read as one. A folder needs the
     library `datasets`.
 
-    Raises InputError, naming the file and the line, entry or row, for what cannot be read, a missing key, a value
-    of the wrong type, a number that occurs twice, code that does not compile, a test that is not one assert, and
+    Raises InputError, naming the file and every line, entry or row at fault, for what cannot be read, a missing key, a
+    value of the wrong type, a number that occurs twice, code that does not compile, a test that is not one assert, and
     tests that never call what the code defines; also when there is no problem at all.
     """
     place = Path(path)
     records = _folder_records(place) if place.is_dir() else _file_records(place)
     found: dict[int, Problem] = {}
     first_seen: dict[int, str] = {}
+    faults: list[str] = []
     for where, record in records:
-        number, problem = _problem(record, f"{place}, {where}", prefix)
+        try:
+            if isinstance(record, InputError):
+                raise record
+            number, problem = _problem(record, where, prefix)
+        except InputError as error:
+            faults.append(str(error))
+            continue
         if number in found:
-            raise InputError(
-                f"{place}, {where}: the task_id {number} is taken already ({first_seen[number]}); "
-                "remove one of the two."
+            faults.append(
+                f"{where}: the task_id {number} is taken already ({first_seen[number]}); remove one of the two."
             )
-        found[number], first_seen[number] = problem, where
+        found.setdefault(number, problem)
+        first_seen.setdefault(number, where)
+    if len(faults) == 1:
+        raise InputError(f"{place}, {faults[0]}")
+    if faults:
+        lines = [f"  {fault}" for fault in faults[:_SHOWN]]
+        if len(faults) > _SHOWN:
+            lines.append(f"  and {len(faults) - _SHOWN} more")
+        raise InputError("\n".join([f"The problem file '{place}' has {len(faults)} faults:", *lines]))
     if not found:
         raise InputError(f"'{place}' holds no problems.")
     return tuple(found[number] for number in sorted(found))
@@ -103,6 +119,8 @@ def _problem(record: object, where: str, prefix: str) -> tuple[int, Problem]:
     number = _value(record, "task_id", int, where)
     if number < 0:
         raise InputError(f"{where}: 'task_id' must be at least 0, not {number}.")
+    if number >= 10**9:
+        raise InputError(f"{where}: 'task_id' has more than nine digits.")
     prompt = _value(record, "text" if "text" in record and "prompt" not in record else "prompt", str, where)
     code = "\n".join(line.rstrip() for line in _value(record, "code", str, where).split("\n")).rstrip()
     tests = tuple(test.strip() for test in _texts(record, "test_list", where))
@@ -140,8 +158,13 @@ def _compile(source: str, what: str) -> ast.Module:
             compile(tree, "<problem>", "exec")
     except SyntaxError as error:
         raise InputError(f"{what} does not compile: {error.msg} (line {error.lineno}).") from error
-    except ValueError as error:  # a null byte, before Python 3.12
-        raise InputError(f"{what} does not compile: {error}.") from error
+    except (
+        ValueError,
+        RecursionError,
+        MemoryError,
+        OverflowError,
+    ) as error:  # a null byte, a thousand brackets
+        raise InputError(f"{what} does not compile: {error or type(error).__name__}.") from error
     return tree
 
 
@@ -168,7 +191,18 @@ def _value(record: dict[str, Any], key: str, kind: type, where: str) -> Any:
     value = record[key]
     if type(value) is not kind:  # True is no number here
         raise InputError(f"{where}: '{key}' must be {_TYPES[kind]}, not {_named(value)}.")
-    return value
+    return _written(value, key, where) if isinstance(value, str) else value
+
+
+def _written(text: str, key: str, where: str) -> str:
+    """The text, which a file can hold: half of a surrogate pair is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{where}: '{key}' holds half of a surrogate pair, which is no character."
+        ) from error
+    return text
 
 
 def _texts(record: dict[str, Any], key: str, where: str) -> list[str]:
@@ -176,16 +210,18 @@ def _texts(record: dict[str, Any], key: str, where: str) -> list[str]:
     for text in texts:
         if type(text) is not str:
             raise InputError(f"{where}: '{key}' must hold text only, not {_named(text)}.")
+        _written(text, key, where)
     return texts
 
 
 def _file_records(file: Path) -> Iterator[Record]:
     try:
         text = file.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(f"Cannot read the problem file '{file}': {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"The problem file '{file}' is not UTF-8 text.") from error
+    except (OSError, ValueError) as error:
+        if isinstance(error, UnicodeDecodeError):
+            raise InputError(f"The problem file '{file}' is not UTF-8 text.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"Cannot read the problem file '{file}': {reason}.") from error
     if text.lstrip().startswith("["):
         for number, record in enumerate(_json(text, str(file)), start=1):
             yield f"entry {number}", record
@@ -193,17 +229,30 @@ def _file_records(file: Path) -> Iterator[Record]:
     # Cut at the newline alone: str.splitlines would also cut inside JSON strings (U+2028).
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield f"line {number}", _json(line, f"{file}, line {number}")
+            try:
+                yield f"line {number}", _json(line, f"line {number}")
+            except InputError as error:
+                yield f"line {number}", error
 
 
 def _json(text: str, where: str) -> Any:
+    doubled: list[str] = []
+
+    def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        doubled.extend(name for name in found if sum(name == one for one, _ in pairs) > 1)
+        return found
+
     try:
-        return json.loads(text)
+        value = json.loads(text, object_pairs_hook=made)
     except json.JSONDecodeError as error:
         spot = f"line {error.lineno}, column {error.colno}" if "\n" in text else f"column {error.colno}"
         raise InputError(f"{where}: not valid JSON: {error.msg} ({spot}).") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
         raise InputError(f"{where}: not readable as JSON: {error}.") from error
+    if doubled:
+        raise InputError(f"{where}: the key '{doubled[0]}' stands twice in one object.")
+    return value
 
 
 def _folder_records(folder: Path) -> Iterator[Record]:
