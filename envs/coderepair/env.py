@@ -111,7 +111,7 @@ class CodeRepair:
 
     def _run(self, job: Job) -> ExecResult:
         problem, program = job
-        return self._sandbox.run(program, problem.tests, problem.imports)
+        return self._sandbox.run(program, problem.tests, problem.imports, problem.names)
 
     def outcomes(self) -> Counter[str]:
         """How many of the programs run so far had each outcome."""

@@ -24,7 +24,7 @@ exec(marshal.loads(codes[0]), guard)
 exec(marshal.loads(codes[1]), inside)
 exec(marshal.loads(codes[2]), inside)
 del data
-inside["main"](program, memory, guard["make_guard"], rules)
+inside["main"](program, memory, guard, rules)
 """
 # No site, no user site: the standard library only. Text is UTF-8 whatever the locale.
 FLAGS = ("-s", "-S", "-B", "-X", "utf8", "-c", SCRIPT)

@@ -143,7 +143,8 @@ class Examiner(Peer):
     # The course of events
 
     def run_program(self) -> Detail | None:
-        """Wait until the program has run; what went wrong, or None."""
+        """Have the program run; what went wrong, or None."""
+        self.send(b"P")
         tag, values = self.answer()
         if tag == b"R":
             return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from _collections_abc import Callable, Iterator
+from _collections_abc import Iterator
 from os import _exit
 from sys import exc_info
 
@@ -39,19 +39,26 @@ else:  # the bootstrap runs `peer` and this file in one namespace
 
 CHANNEL = 3
 _STREAMS = (sys.stdout, sys.stderr)
+# Equal to no data, and to themselves: said to have no `==` of their own.
+METHODS = (type(len), type(Peer.send.__get__(0)), type("".__len__))
 
-def main(program: str, memory: int, make_guard: Callable[..., Any], rules: tuple[Any, ...]) -> None:
+
+def main(program: str, memory: int, guard: dict[str, Any], rules: tuple[Any, ...]) -> None:
     """Run the program under the guard, serve the examiner at the channel, end the process.
 
+    guard: what the file of that name defines; rules: the arguments of its `make_guard`.
     memory: bytes of address space the process may have from here on, 0 for no limit.
     """
     service = Service(_prepare())
     _limit_memory(memory)
-    sys.addaudithook(make_guard(*rules))
+    if rules[3]:
+        guard["hide_unannounced"]()
+    sys.addaudithook(guard["make_guard"](*rules))
     try:
         service.send(b"H")
-        service.answer(b"P", [program])
-        service.serve()
+        if service.receive() == (b"P", []):
+            service.answer(b"P", [program])
+            service.serve()
     except Gone:  # the examiner has ended, or this is a child of the program's
         pass
     finally:
@@ -92,7 +99,7 @@ def _limit_memory(most: int) -> None:
 class Service(Peer):
     """The program's end of the channel.
 
-    It is asked to look up a name of the program's (`G`), to call something (`C`) or a special method of its class
+    It is asked to run the program (`P`), to look up a name of the program's (`G`), to call something (`C`) or a special method of its class
     (`O`), to give a name of the program's a module (`M`), and to end (`E`). It answers with a value (`R`), an exception (`X`), that there is no such name
     (`N`), or why a value cannot be sent (`U`); meanwhile it may ask for a call (`c`) or the next value (`n`) of what
     a test handed to it.
@@ -221,6 +228,8 @@ class Service(Peer):
             special = {
                 name for kind in kinds[:-1] for name in type.__dict__["__dict__"].__get__(kind) if name in SPECIAL
             }
+            if value in METHODS:
+                special = {"__call__"}
             fields = getattr(value, "_fields", None) if tuple in kinds else None
             if type(fields) is not tuple or not all(type(each) is str for each in fields):
                 fields = None
