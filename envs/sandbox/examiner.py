@@ -136,6 +136,7 @@ class Examiner(Peer):
         self.lent: set[int] = set()  # numbers of what may be called or iterated from the other end
         self.reports: dict[int, tuple[BaseException, str, list[Place]]] = {}
         self.why_not = ""  # why no verdict can be reached any more
+        self.lost = False  # the program's process no longer answers
         self.space = Names(self)
         self._unused = _references({0: object()})[0]
         sys.modules["solution"] = Solution(self.space)
@@ -164,6 +165,7 @@ class Examiner(Peer):
             if failure is None:
                 self.request(b"E")  # the program's output is out, and it is still there
         except Unverifiable:
+            self._still_there()
             failure = None
         finally:
             _flush()
@@ -183,14 +185,21 @@ class Examiner(Peer):
                 if isinstance(code, Exception):
                     raise code
                 exec(code, self.space)
-            except (Gone, Garbage, Unverifiable):
+            except Unverifiable:
                 raise
             except BaseException as error:
+                self._still_there()
                 reserve()
                 return self.account(error, test=file == TESTS)
+            self._still_there()
             if self.why_not:
                 raise Unverifiable
         return None
+
+    def _still_there(self) -> None:
+        """Raise Gone if the program's process stopped answering, whatever a test caught."""
+        if self.lost:
+            raise Gone
 
     def _lend_modules(self) -> None:
         """What the setup imported the program has too, as if both shared a namespace."""
@@ -246,9 +255,13 @@ class Examiner(Peer):
     def hear(self, *tags: bytes) -> tuple[bytes, list[Any]]:
         """One message of these kinds; after anything else nothing more is asked."""
         before, self.why_not = self.why_not, self.why_not or "the program's answer did not arrive whole"
-        tag, values = self.receive()
-        if tag not in tags or len(values) != _SIZES[tag]:
-            raise Garbage(f"an answer {tag!r}")
+        try:
+            tag, values = self.receive()
+            if tag not in tags or len(values) != _SIZES[tag]:
+                raise Garbage(f"an answer {tag!r}")
+        except (Gone, Garbage):
+            self.lost = True
+            raise
         self.why_not = before
         return tag, values
 
@@ -277,6 +290,9 @@ class Examiner(Peer):
             self.send(tag, *values)
         except Unsendable as error:
             raise self.unverifiable(f"a test hands the program what cannot be sent to it: {error}") from None
+        except Gone:
+            self.lost = True
+            raise
 
     def _serve(self, tag: bytes, values: list[Any]) -> None:
         """Call, or take the next value of, what a test handed over; nothing else can be reached from there."""
@@ -558,7 +574,12 @@ def _special(name: str) -> Callable[..., Any]:
         if name in _JUDGING or not (among_own or name in _ALONE):
             own = name_of(type(self))
             raise examiner.unverifiable(f"a test asks an object of the program's class {own} for its {name}")
-        return examiner.request(b"O", name, self, arguments)
+        if name != "__exit__":
+            return examiner.request(b"O", name, self, arguments)
+        kind, error, _ = arguments
+        swallowed = examiner.request(b"O", name, self, (kind, error, None))
+        # What a test asserts is not for the program to swallow.
+        return swallowed and not (isinstance(error, AssertionError) and id(error) not in examiner.reports)
 
     return method
 

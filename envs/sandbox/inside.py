@@ -152,6 +152,8 @@ class Service(Peer):
             self.send(b"R", result)
         except Unsendable as error:
             self.send(b"U", f"{error}")
+        except MemoryError as error:
+            self.report(error)
 
     def complain(self, error: Exception) -> None:
         """Say that the program does not compile."""
@@ -172,7 +174,7 @@ class Service(Peer):
             flush()
             places, _ = places_of(exc_info()[2], (SOLUTION, TESTS).__contains__, FRAMES_KEPT)
             places = tuple((file, line, function[:LONGEST_NAME]) for file, line, function in places)
-            places = (*places, *getattr(error, "_places", ()))
+            places = (*places, *object.__getattribute__(error, "__dict__").get("_places", ()))
             words = (name_of(type(error)), text_of(error), places)
             try:
                 self.send(b"X", error, *words)

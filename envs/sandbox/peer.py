@@ -18,9 +18,9 @@ This file runs in the program's interpreter and imports nothing that a bare inte
 
 from __future__ import annotations
 
-import os
 import sys
 from _collections_abc import Callable, Iterable
+from os import read, write  # a program may replace what modules hold
 
 TYPE_CHECKING = False  # importing it from typing would double the interpreter's start
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class Peer:
         view = memoryview(data)
         while view:
             try:
-                view = view[os.write(self.channel, view) :]
+                view = view[write(self.channel, view) :]
             except OSError:
                 raise Gone from None
 
@@ -187,7 +187,7 @@ class Peer:
     def read_some(self, most: int) -> bytes:
         """At least one byte."""
         try:
-            part = os.read(self.channel, min(most, 1 << 20))
+            part = read(self.channel, min(most, 1 << 20))
         except OSError:
             raise Gone from None
         if not part:
@@ -309,7 +309,7 @@ class Peer:
     def put_other(self, out: bytearray, value: Any, depth: int) -> None:
         """Write what is no data: the name of what both ends have, else an object that gets a number."""
         name = self.shared_ids.get(id(value), "")
-        if not name and isinstance(value, type) and (code := code_of(value)):
+        if not name and issubclass(type(value), type) and (code := code_of(value)):
             name = ".".join(_MODULES[code])
         if name:
             out += _SHARED

@@ -47,8 +47,8 @@ shmget 29 194 | shutdown 48 210 | sigaltstack 131 132 | socket 41 198 | socketpa
 stat 4 - | statfs 137 43 | statx 332 291 | symlink 88 - | symlinkat 266 36 | sysinfo 99 179 | tee 276 77
 tgkill 234 131 | time 201 - | timerfd_create 283 85 | timerfd_gettime 287 87 | timerfd_settime 286 86
 times 100 153 | tkill 200 130 | truncate 76 45 | umask 95 166 | uname 63 160 | unlink 87 - | unlinkat 263 35
-utime 132 - | utimensat 280 88 | utimes 235 - | vfork 58 - | vmsplice 278 75 | wait4 61 260 | waitid 247 95
-write 1 64 | writev 20 66
+unshare 272 97 | utime 132 - | utimensat 280 88 | utimes 235 - | vfork 58 - | vmsplice 278 75 | wait4 61 260
+waitid 247 95 | write 1 64 | writev 20 66
 """
 
 
