@@ -164,7 +164,8 @@ RESOURCES = (
         status = os.waitpid(child, 0)[1]
         """,
         "assert os.WEXITSTATUS(status) == 7",
-        needs="processes", guarded="runtime_error",
+        needs="processes",
+        guarded="runtime_error",
         alone="runtime_error",
     ),
     _program(
@@ -243,7 +244,8 @@ ENDINGS = (
         "exited",
         "import os\nos.execv('/bin/true', ['true'])\n",
         "assert False",
-        needs="processes", guarded="runtime_error",
+        needs="processes",
+        guarded="runtime_error",
     ),
     _program(
         "os._exit in a thread",
@@ -496,7 +498,8 @@ FORGERIES = (
             os._exit(0)
         """,
         HOLDS,
-        needs="processes", guarded="runtime_error",
+        needs="processes",
+        guarded="runtime_error",
         alone="runtime_error",
     ),
     _program(
@@ -572,7 +575,8 @@ OTHERS = (
         "passed runtime_error",  # in its namespace the parent is beyond signals; elsewhere the call is denied
         "import os\nos.kill(os.getppid(), 9)\n",
         HOLDS,
-        needs="processes", guarded="runtime_error",
+        needs="processes",
+        guarded="runtime_error",
     ),
     _program("kill everyone", "runtime_error passed", "import os\nos.kill(-1, 9)\n", needs="processes"),
     _program(
@@ -591,10 +595,26 @@ OTHERS = (
         needs="processes",
     ),
     _program(
-        "write outside", "runtime_error", "open('@OUTSIDE@/victim', 'w').write('gone')\n", needs="files", guarded="runtime_error"
+        "write outside",
+        "runtime_error",
+        "open('@OUTSIDE@/victim', 'w').write('gone')\n",
+        needs="files",
+        guarded="runtime_error",
     ),
-    _program("add outside", "runtime_error", "open('@OUTSIDE@/new', 'w').write('here')\n", needs="files", guarded="runtime_error"),
-    _program("delete outside", "runtime_error", "import os\nos.remove('@OUTSIDE@/victim')\n", needs="files", guarded="runtime_error"),
+    _program(
+        "add outside",
+        "runtime_error",
+        "open('@OUTSIDE@/new', 'w').write('here')\n",
+        needs="files",
+        guarded="runtime_error",
+    ),
+    _program(
+        "delete outside",
+        "runtime_error",
+        "import os\nos.remove('@OUTSIDE@/victim')\n",
+        needs="files",
+        guarded="runtime_error",
+    ),
     _program(
         "change outside",
         "passed",
@@ -625,7 +645,8 @@ OTHERS = (
             done += 1
         """,
         "assert done == 0",
-        needs="files", guarded="passed",
+        needs="files",
+        guarded="passed",
     ),
     _program(
         "write everywhere",
@@ -663,7 +684,8 @@ OTHERS = (
         empty = os.environ == {}
         """,
         "assert empty and found == []",
-        needs="files", guarded="passed",
+        needs="files",
+        guarded="passed",
     ),
     _program(
         "a link to outside left behind",
@@ -675,7 +697,8 @@ OTHERS = (
         os.symlink('@OUTSIDE@', 'folder/link')
         """,
         HOLDS,
-        needs="files", guarded="passed",
+        needs="files",
+        guarded="passed",
     ),
     _program(
         "write through a link",
@@ -685,7 +708,8 @@ OTHERS = (
         os.symlink('@OUTSIDE@/victim', 'link')
         open('link', 'w').write('gone')
         """,
-        needs="files", guarded="runtime_error",
+        needs="files",
+        guarded="runtime_error",
     ),
     _program(
         "lock its folder",
@@ -698,15 +722,23 @@ OTHERS = (
         os.chmod('.', 0)
         """,
         HOLDS,
-        needs="processes", guarded="passed",
+        needs="processes",
+        guarded="passed",
         alone="runtime_error",
     ),
-    _program("remove its folder", "runtime_error", "import os\nos.rmdir(os.getcwd())\n", needs="files", guarded="runtime_error passed"),
+    _program(
+        "remove its folder",
+        "runtime_error",
+        "import os\nos.rmdir(os.getcwd())\n",
+        needs="files",
+        guarded="runtime_error passed",
+    ),
     _program(
         "TCP",
         "runtime_error",
         "import socket\nsocket.create_connection(('127.0.0.1', @PORT@))\n",
-        needs="network", guarded="runtime_error",
+        needs="network",
+        guarded="runtime_error",
     ),
     _program(
         "UDP",
@@ -715,7 +747,8 @@ OTHERS = (
         import socket
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'here', ('127.0.0.1', @PORT@))
         """,
-        needs="network", guarded="runtime_error",
+        needs="network",
+        guarded="runtime_error",
     ),
     _program(
         "unix socket",
@@ -724,7 +757,8 @@ OTHERS = (
         import socket
         socket.socket(socket.AF_UNIX).connect('@SOCKET@')
         """,
-        needs="network", guarded="runtime_error",
+        needs="network",
+        guarded="runtime_error",
     ),
     _program(
         "unix datagram through a pair",
@@ -733,7 +767,8 @@ OTHERS = (
         import socket
         socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].connect('@SOCKET@')
         """,
-        needs="network", guarded="runtime_error",
+        needs="network",
+        guarded="runtime_error",
     ),
     _program(
         "listen",
@@ -742,7 +777,8 @@ OTHERS = (
         import socket
         socket.socket().bind(('127.0.0.1', 0))
         """,
-        needs="network", guarded="runtime_error",
+        needs="network",
+        guarded="runtime_error",
     ),
     _program(
         "grandchild that outlives it",
@@ -757,7 +793,8 @@ OTHERS = (
         os.wait()
         """,
         HOLDS,
-        needs="processes", guarded="runtime_error",
+        needs="processes",
+        guarded="runtime_error",
         alone="runtime_error",
     ),
     _program(
@@ -771,7 +808,8 @@ OTHERS = (
             os._exit(0)
         """,
         HOLDS,
-        needs="processes", guarded="runtime_error",
+        needs="processes",
+        guarded="runtime_error",
         alone="runtime_error",
     ),
     _program(
@@ -785,7 +823,8 @@ OTHERS = (
                 os.write(1, b'x' * 100)
         """,
         HOLDS,
-        needs="processes", guarded="runtime_error",
+        needs="processes",
+        guarded="runtime_error",
         alone="runtime_error",
     ),
     _program(
@@ -796,10 +835,17 @@ OTHERS = (
         said = subprocess.run(['/bin/echo', 'hello'], capture_output=True, text=True).stdout
         """,
         "assert said == 'hello\\n'",
-        needs="processes", guarded="runtime_error",
+        needs="processes",
+        guarded="runtime_error",
         alone="runtime_error",
     ),
-    _program("another root", "runtime_error", "import os\nos.chroot('.')\n", needs="processes", guarded="runtime_error"),
+    _program(
+        "another root",
+        "runtime_error",
+        "import os\nos.chroot('.')\n",
+        needs="processes",
+        guarded="runtime_error",
+    ),
 )
 
 TEXTS = (
@@ -940,7 +986,8 @@ VERDICTS = (
     _program(
         "answers without an end",
         "exited timeout",
-        _SPEAKS + "os.write(3, (1 << 20).to_bytes(8, 'little') + b'R')\nwhile True:\n    os.write(3, b'x' * 10_000)\n",
+        _SPEAKS
+        + "os.write(3, (1 << 20).to_bytes(8, 'little') + b'R')\nwhile True:\n    os.write(3, b'x' * 10_000)\n",
         "assert 1 == 2",
     ),
     _program(
@@ -1090,7 +1137,7 @@ VERDICTS = (
             return List([Number(1), Text('one'), List()])
         """,
         "assert f()[0] == 1 and f()[1] == 'one' and f()[2] == []",
-        "assert f() == [2, 'two', [2]] or f()[0] == 2 or f()[1] == 'two' or f()[2] == [2] or list(f()) == [2, 'two', [2]]",
+        "assert f() == [2, 'two', [2]] or f()[0] == 2 or f()[1] == 'two' or list(f()) == [2, 'two', [2]]",
     ),
     _program(
         "no difference to anything",

@@ -216,7 +216,8 @@ def test_arguments_that_make_no_sense_are_refused(call: Callable[[], object], se
 def test_memory_is_limited_above_a_fresh_interpreter() -> None:
     with Sandbox(replace(ROOMY, memory_mb=100), workers=1) as sandbox:
         fits, exceeds = (
-            sandbox.run(f"block = bytearray({mb} << 20)\nsize = len(block)\n", ["assert size"]) for mb in (90, 110)
+            sandbox.run(f"block = bytearray({mb} << 20)\nsize = len(block)\n", ["assert size"])
+            for mb in (90, 110)
         )
         assert (fits.outcome, exceeds.outcome) == ("passed", "memory_limit")
         assert exceeds.exception == "MemoryError" and exceeds.frames[-1].line == 1
@@ -418,7 +419,9 @@ def test_there_are_many_hostile_programs() -> None:
 def test_a_hostile_program_gets_its_right_verdict(raid: Raid, hostile: Hostile) -> None:
     expected = raid.expected(hostile)
     if not expected:
-        pytest.skip(f"never let loose here: nothing but the guard would hold its {' and '.join(hostile.needs)}")
+        pytest.skip(
+            f"never let loose here: nothing but the guard would hold its {' and '.join(hostile.needs)}"
+        )
     result = raid.results[hostile.name]
     assert result.outcome in expected, result
     limits = TIGHT if hostile.endless else ROOMY

@@ -98,7 +98,9 @@ def become_examiner(setting: Setting, desk: Desk, folder: str, job: dict[str, An
         os.setsid()
         for number, end in enumerate((desk.null, desk.out, desk.err)):
             os.dup2(end, number)
-        _close_all_but({0, 1, 2, desk.channel, desk.verdict, *(() if desk.handle is None else (desk.handle,))})
+        _close_all_but(
+            {0, 1, 2, desk.channel, desk.verdict, *(() if desk.handle is None else (desk.handle,))}
+        )
         os.chdir(folder)
         # What the program writes into its folder is never imported here, and no file of this project is visible.
         sys.path[:] = [path.rstrip(os.sep) for path in setting.extensions]

@@ -19,7 +19,6 @@ from __future__ import annotations
 import builtins
 import importlib
 import operator
-import os
 import select
 import sys
 import types
@@ -173,7 +172,9 @@ class Examiner(Peer):
             return "unverifiable", "", self.why_not, []
         return failure
 
-    def _run_until_failure(self, units: Units, tell: Callable[[list[Any]], None], reserve: Any) -> Detail | None:
+    def _run_until_failure(
+        self, units: Units, tell: Callable[[list[Any]], None], reserve: Any
+    ) -> Detail | None:
         setting_up = True
         for index, file, code in units:
             if index >= 0:
@@ -209,17 +210,20 @@ class Examiner(Peer):
 
     def account(self, error: BaseException, test: bool) -> Detail:
         """(outcome, class, message, places) of the exception being handled."""
-        places, innermost = places_of(sys.exc_info()[2], _FILES.__contains__, FRAMES_KEPT)
-        if id(error) in self.reports:
-            _, message, beyond = self.reports[id(error)]
-            places += beyond
-            if len(places) > 2 * FRAMES_KEPT:
-                places = places[:FRAMES_KEPT] + places[-FRAMES_KEPT:]
-        else:
-            message = _text(text_of(error))
+        places, innermost = self._all_places(error)
+        message = self.reports[id(error)][1] if id(error) in self.reports else _text(text_of(error))
         if test and not places and isinstance(error, SyntaxError) and error.lineno:
             places = [(TESTS, error.lineno, "<module>")]
         return _outcome(error, test and innermost == TESTS), _text(name_of(type(error))), message, places
+
+    def _all_places(self, error: BaseException) -> tuple[list[Place], str]:
+        """Frames of the exception being handled, here and there, outermost first; the file of the innermost here."""
+        places, innermost = places_of(sys.exc_info()[2], _FILES.__contains__, FRAMES_KEPT)
+        if id(error) in self.reports:
+            places += self.reports[id(error)][2]
+        if len(places) > 2 * FRAMES_KEPT:
+            places = places[:FRAMES_KEPT] + places[-FRAMES_KEPT:]
+        return places, innermost
 
     # Speaking with the program
 
@@ -312,8 +316,7 @@ class Examiner(Peer):
         except BaseException as error:
             if tag == b"n" and isinstance(error, StopIteration):
                 return self._say(b"S")
-            places, _ = places_of(sys.exc_info()[2], _FILES.__contains__, FRAMES_KEPT)
-            return self._say(b"X", error, tuple(places))
+            return self._say(b"X", error, tuple(self._all_places(error)[0]))
         self._say(b"R", result)
 
     def _prune(self) -> None:
@@ -396,7 +399,7 @@ class Examiner(Peer):
             made = object.__new__(kind)
         else:
             made = self.get_plain(code, depth)
-            base = type(made)
+            base: Any = type(made)
             if base not in _IMMUTABLE or not (isinstance(kind, Class) and issubclass(kind, base)):
                 if number not in self.objects:  # nothing is known of its class here: it is what it holds
                     self.objects[number] = made
@@ -410,15 +413,23 @@ class Examiner(Peer):
     def _class(self, name: Any, bases: Any, special: Any, fields: Any) -> type:
         if type(name) is not str or not all(type(each) is tuple for each in (bases, special)):
             raise Garbage("a class without a name")
-        if not all(isinstance(each, type) for each in bases) or not all(type(each) is str for each in special):
+        if not all(isinstance(each, type) for each in bases) or not all(
+            type(each) is str for each in special
+        ):
             raise Garbage("a class of no classes")
         kept = tuple(each for each in bases if isinstance(each, Class) or self._is_base(each)) or (object,)
         data = any(base_of(each) is not object for each in kept)
-        described: dict[str, Any] = {"__module__": "solution", "__examiner__": self, "__getattr__": _get_attribute}
+        described: dict[str, Any] = {
+            "__module__": "solution",
+            "__examiner__": self,
+            "__getattr__": _get_attribute,
+        }
         if fields is not None:
             described |= _fields(fields)
         for each in SPECIAL.intersection(special):
-            if not (data and any(hasattr(base, each) for base in kept)):  # data has the methods of its plain type
+            if not (
+                data and any(hasattr(base, each) for base in kept)
+            ):  # data has the methods of its plain type
                 described[each] = _special(each)
         if not data:
             described["__hash__"] = object.__hash__
@@ -433,8 +444,12 @@ class Examiner(Peer):
     def _is_base(self, kind: type) -> bool:
         """Whether a class of the program's may derive from it here."""
         code = code_of(kind)
-        return id(kind) in self.shared_ids and kind in _IMMUTABLE or code != b"" and code in CONTAINERS or (
-            issubclass(kind, BaseException)
+        return (
+            id(kind) in self.shared_ids
+            and kind in _IMMUTABLE
+            or code != b""
+            and code in CONTAINERS
+            or (issubclass(kind, BaseException))
         )
 
     def _exception(self, kind: type, arguments: Any) -> BaseException:
@@ -449,7 +464,7 @@ class Examiner(Peer):
             made = base.__new__(kind)
         if type(made) is not kind:
             raise Garbage("an exception of another class")
-        return made  # type: ignore[no-any-return]
+        return made
 
     def exception(self, tag: bytes, values: list[Any]) -> BaseException:
         """The exception that the program answered with; what was said of it is kept for the report."""
@@ -525,10 +540,10 @@ class Class(type):
         _set_attribute(cls, name, value)
 
     def __iter__(cls) -> Iterator[Any]:
-        return _examiner(cls).request(b"O", "__iter__", cls, ())  # type: ignore[no-any-return]
+        return _examiner(cls).request(b"O", "__iter__", cls, ())
 
     def __len__(cls) -> int:
-        return _examiner(cls).request(b"O", "__len__", cls, ())  # type: ignore[no-any-return]
+        return _examiner(cls).request(b"O", "__len__", cls, ())
 
     def __bool__(cls) -> bool:
         return True
@@ -540,7 +555,7 @@ class Class(type):
 def _examiner(value: Any) -> Examiner:
     kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
     found = next(kind.__dict__["__examiner__"] for kind in kinds if "__examiner__" in kind.__dict__)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _get_attribute(self: Any, name: str) -> Any:
@@ -551,7 +566,9 @@ def _get_attribute(self: Any, name: str) -> Any:
         if (name.startswith("__") and name.endswith("__")) or of_iterators:
             raise AttributeError(f"'{own}' object has no attribute '{name}'")
         if not (own == "generator" and name in _OF_GENERATORS):
-            raise examiner.unverifiable(f"a test asks an object of the class {own}, which no test names, for {name}")
+            raise examiner.unverifiable(
+                f"a test asks an object of the class {own}, which no test names, for {name}"
+            )
     return examiner.name(examiner.call(getattr, (self, name), {}))
 
 
@@ -608,7 +625,11 @@ def _address(value: Any) -> tuple[str, tuple[str, ...]] | tuple[()]:
         module, path = value.__name__, ""
     else:
         module, path = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "")
-    if type(module) is not str or type(path) is not str or module.split(".")[0] not in sys.stdlib_module_names:
+    if (
+        type(module) is not str
+        or type(path) is not str
+        or module.split(".")[0] not in sys.stdlib_module_names
+    ):
         return ()
     found: Any = sys.modules.get(module)
     names = tuple(path.split(".")) if path else ()
@@ -629,7 +650,11 @@ def _places(value: Any) -> list[Place]:
     if type(value) is not tuple or len(value) > 4 * FRAMES_KEPT:
         return []
     for each in value:
-        if type(each) is not tuple or [type(part) for part in each] != [str, int, str] or each[0] not in _FILES:
+        if (
+            type(each) is not tuple
+            or [type(part) for part in each] != [str, int, str]
+            or each[0] not in _FILES
+        ):
             return []
     return [(file, line, _text(function)) for file, line, function in value if 0 <= line < 1 << 31]
 

@@ -93,10 +93,17 @@ def make_guard(
         elif guarding and event in commands:
             # The kernel sends signals and breaks leases in the name of who sets them, to whom they name.
             flags = arguments[2]
-            asks = arguments[1] == set_flags and event == "fcntl.fcntl" and is_a(flags, number) and flags & signalling
+            asks = (
+                arguments[1] == set_flags
+                and event == "fcntl.fcntl"
+                and is_a(flags, number)
+                and flags & signalling
+            )
             if arguments[1] & whole not in commands[event] or asks:
                 raise refusal(f"{event}: no signals, leases or locks by the kernel in the sandbox")
-        elif networked and (begins(event, "syslog.") or begins(event, "socket.")) and event != "socket.__new__":
+        elif (
+            networked and (begins(event, "syslog.") or begins(event, "socket.")) and event != "socket.__new__"
+        ):
             raise refusal(f"{event}: no network in the sandbox")
         elif files is not None and files(event, arguments):
             raise refusal(f"{event}: only the program's own folder may be changed in the sandbox")

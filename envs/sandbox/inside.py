@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         LONGEST_NAME,
         RESERVE,
         SOLUTION,
+        SPECIAL,
         TESTS,
         Gone,
         Peer,
@@ -99,10 +100,11 @@ def _limit_memory(most: int) -> None:
 class Service(Peer):
     """The program's end of the channel.
 
-    It is asked to run the program (`P`), to look up a name of the program's (`G`), to call something (`C`) or a special method of its class
-    (`O`), to give a name of the program's a module (`M`), and to end (`E`). It answers with a value (`R`), an exception (`X`), that there is no such name
-    (`N`), or why a value cannot be sent (`U`); meanwhile it may ask for a call (`c`) or the next value (`n`) of what
-    a test handed to it.
+    It is asked to run the program (`P`), to look up a name of the program's (`G`), to call something (`C`) or a
+    special method of its class (`O`), to give a name of the program's a module (`M`), and to end (`E`). It answers
+    with a value (`R`), an exception (`X`), that the program does not compile (`Y`), that there is no such name (`N`),
+    or why a value cannot be sent (`U`). Meanwhile it may ask for a call (`c`) or the next value (`n`) of what a test
+    handed to it.
     """
 
     def __init__(self, namespace: dict[str, Any]) -> None:
@@ -143,7 +145,8 @@ class Service(Peer):
                 except (SyntaxError, ValueError, OverflowError) as error:
                     return self.complain(error)
                 values.clear()
-                result = exec(code, self.namespace)
+                exec(code, self.namespace)
+                result = None
             values.clear()
         except BaseException as error:  # whatever a program raises is its outcome
             return self.report(error)
@@ -172,9 +175,9 @@ class Service(Peer):
             resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
         try:
             flush()
-            places, _ = places_of(exc_info()[2], (SOLUTION, TESTS).__contains__, FRAMES_KEPT)
-            places = tuple((file, line, function[:LONGEST_NAME]) for file, line, function in places)
-            places = (*places, *object.__getattribute__(error, "__dict__").get("_places", ()))
+            found, _ = places_of(exc_info()[2], (SOLUTION, TESTS).__contains__, FRAMES_KEPT)
+            beyond = object.__getattribute__(error, "__dict__").get("_places", ())
+            places = (*((file, line, function[:LONGEST_NAME]) for file, line, function in found), *beyond)
             words = (name_of(type(error)), text_of(error), places)
             try:
                 self.send(b"X", error, *words)
@@ -201,7 +204,7 @@ class Service(Peer):
             if tag == b"X":
                 error, places = found
                 error._places = places
-                raise error
+                raise error.with_traceback(None)  # where it came from is in the places
             self.answer(tag, found)
 
     # What is no data
@@ -219,6 +222,7 @@ class Service(Peer):
         self.put(out, None if code == b"K" or code_of(kind) else kind, depth + 1)
 
     def put_content(self, out: bytearray, code: bytes, value: Any, depth: int) -> None:
+        """What there is to say of an object."""
         if code == b"e":
             written = self.attempt(BaseException.__dict__["args"].__get__(value), depth)
             if written is None:
@@ -227,11 +231,12 @@ class Service(Peer):
                 out += written
         elif code == b"K":
             kinds = mro_of(value)
+            own = () if value in METHODS else kinds[:-1]
             special = {
-                name for kind in kinds[:-1] for name in type.__dict__["__dict__"].__get__(kind) if name in SPECIAL
+                name for kind in own for name in type.__dict__["__dict__"].__get__(kind) if name in SPECIAL
             }
             if value in METHODS:
-                special = {"__call__"}
+                special.add("__call__")
             fields = getattr(value, "_fields", None) if tuple in kinds else None
             if type(fields) is not tuple or not all(type(each) is str for each in fields):
                 fields = None
@@ -275,7 +280,7 @@ class Service(Peer):
 
 def mro_of(kind: type) -> tuple[type, ...]:
     """A class and its bases, whatever its metaclass says of them."""
-    return type.__dict__["__mro__"].__get__(kind)  # type: ignore[no-any-return]
+    return type.__dict__["__mro__"].__get__(kind)
 
 
 def data_of(kind: type) -> bytes:

@@ -34,18 +34,18 @@ LONGEST_NAME, LONGEST_MESSAGE = 200, 4000
 RESERVE = 16 << 20  # bytes above the limit of memory, for the report of a failure
 
 # Special methods of a class that the other end has to know of, since Python looks for them in the class.
+_OPERATORS = "add sub mul truediv floordiv mod divmod pow matmul and or xor lshift rshift".split()
 SPECIAL = frozenset(
     f"__{name}__"
     for name in (
-        "eq ne lt le gt ge contains bool len iter next reversed getitem setitem delitem call enter exit str repr format "
-        "int float complex index bytes round trunc floor ceil abs neg pos invert add radd iadd sub rsub isub mul rmul "
-        "imul truediv rtruediv itruediv floordiv rfloordiv ifloordiv mod rmod imod divmod rdivmod pow rpow ipow matmul "
-        "rmatmul imatmul and rand iand or ror ior xor rxor ixor lshift rlshift ilshift rshift rrshift irshift"
-    ).split()
+        *"eq ne lt le gt ge contains bool len iter next reversed getitem setitem delitem call enter exit".split(),
+        *"str repr format int float complex index bytes round trunc floor ceil abs neg pos invert".split(),
+        *(prefix + name for name in _OPERATORS for prefix in ("", "r", "i")),
+    )
 )
 
-DEEPEST = 200  # values inside values
-LONGEST = 64 << 20  # bytes of a message
+DEEPEST = 100  # values inside values
+LONGEST = 32 << 20  # bytes of a message
 MOST_OBJECTS = 1 << 20  # that both ends know at a time
 
 # How each type that travels by value, or is kept alike at both ends, is written.
@@ -82,7 +82,7 @@ _MODULES = {code: (module, name) for module, name, code in _LATE}
 _TYPES = {code: kind for kind, code in _BASIC.items()}
 CONTAINERS = b"LDSBQOXC"
 _TIMES = (b"v", b"y")  # what a time may be made of, besides numbers
-_VIEWS = {type({}.keys()): b"k", type({}.items()): b"m"}
+_VIEWS: dict[type, bytes] = {type({}.keys()): b"k", type({}.items()): b"m"}
 _NONE, _TRUE, _FALSE, _KNOWN, _NEW, _VIEW, _SHARED = b"0", b"1", b"-", b"#", b"+", b"~", b"@"
 
 
@@ -161,7 +161,7 @@ class Peer:
             for number in self._fresh:  # what was just said of them, for comparison with what they become
                 if number in self.said:
                     self.said[number] = self._content(number)
-        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
             raise Garbage(f"{type(error).__name__}: {error}") from error
         finally:
             self._data = b""
@@ -469,7 +469,9 @@ class Peer:
         values = self._get_all(depth)
         if code in b"tz":
             return kind(values)
-        if not all(each is None or type(each) in (int, str) or code_of(type(each)) in _TIMES for each in values):
+        if not all(
+            each is None or type(each) in (int, str) or code_of(type(each)) in _TIMES for each in values
+        ):
             raise Garbage("parts of a wrong type")
         if code == b"y":
             return _exactly(kind(*values[: 2 if values[1] is not None else 1]), kind)
@@ -512,10 +514,27 @@ def shared_names() -> dict[str, Any]:
     """Types and constants that both ends have, by name: they travel as their name."""
     import builtins
 
-    kinds = (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, range, slice)
-    found: dict[str, Any] = {kind.__name__: kind for kind in (*kinds, object, map, filter, zip, enumerate, reversed)}
+    kinds = (
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        bytearray,
+        list,
+        tuple,
+        set,
+        frozenset,
+        dict,
+        range,
+        slice,
+    )
+    found: dict[str, Any] = {
+        kind.__name__: kind for kind in (*kinds, object, map, filter, zip, enumerate, reversed)
+    }
     found |= {"NoneType": type(None), "Ellipsis": ..., "NotImplemented": NotImplemented}
-    for name, value in vars(builtins).items():
+    for value in list(vars(builtins).values()):
         if isinstance(value, type) and issubclass(value, BaseException):
             found[value.__name__] = value
     return found
@@ -525,7 +544,7 @@ def base_of(kind: type) -> type:
     """The plain type that a class is or derives from; `object` if none."""
     for each in type.__dict__["__mro__"].__get__(kind):
         if code_of(each):
-            return each  # type: ignore[no-any-return]
+            return each
     return object
 
 
@@ -533,10 +552,10 @@ def code_of(kind: type) -> bytes:
     """How a type is written; empty for what is no plain type."""
     if kind in _BASIC:
         return _BASIC[kind]
-    module = type.__dict__["__module__"].__get__(kind) if type(kind) is type else None
+    module = type.__dict__["__module__"].__get__(kind)
     if type(module) is str and module in ("collections", "decimal", "fractions", "datetime"):
-        for module, name, code in _LATE:
-            loaded = sys.modules.get(module)
+        for where, name, code in _LATE:
+            loaded = sys.modules.get(where)
             if loaded is not None and getattr(loaded, name, None) is kind:
                 return code
     return b""

@@ -97,7 +97,7 @@ class _Run:
         self._start_examiner(job, handle)
         handles = {self.program: handle, self.examiner: _handle(self.examiner)}
         started = self._watch(deadline, handles, until_ready=True)
-        if not self.seen.ready or self.seen.error:
+        if not self.seen.ready or self.seen.failure:
             self._end()
             self._take_rest()
             return {"error": self.seen.complaint(started)}
@@ -109,9 +109,8 @@ class _Run:
             _wait_for(self.program, handle, min(deadline, time.monotonic() + _LAST_WORDS_S))
         ended = self._end()
         self._take_rest()
-        if self.seen.error:
-            return {"error": self.seen.error}
-        return judge(self.seen, job, in_time, ended, wall_s)
+        failed = self.seen.failure
+        return {"error": failed} if failed else judge(self.seen, job, in_time, ended, wall_s)
 
     def _start_examiner(self, job: dict[str, Any], handle: int | None) -> None:
         self.verdict, verdict = os.pipe()

@@ -1,4 +1,4 @@
-"""Numbers of the system calls that the confinement makes, allows or answers in its own way, on the two architectures it knows."""
+"""Numbers of the system calls that the confinement makes, allows or answers in its own way, on two architectures."""
 
 from __future__ import annotations
 

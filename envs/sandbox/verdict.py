@@ -33,14 +33,14 @@ class Seen:
         self.gone = False  # the program's process did not answer the examiner any more
         self.n_passed = 0
         self.detail: Detail | None = None
-        self.error = ""  # the examiner itself failed
+        self.failure = ""  # the examiner itself failed
         self.text = {True: b"", False: b""}  # standard output, standard error
         self.over = False
 
     @property
     def decided(self) -> bool:
         """Whether nothing that still arrives would change the outcome."""
-        return self.passed or self.gone or self.over or self.detail is not None or self.error != ""
+        return self.passed or self.gone or self.over or self.detail is not None or self.failure != ""
 
     def output(self, standard: bool, data: bytes) -> None:
         """Bytes of standard output (True) or error."""
@@ -62,14 +62,19 @@ class Seen:
             elif word == "gone":
                 self.gone = True
             elif word == "error":
-                self.error = rest[0]
+                self.failure = rest[0]
             else:
                 outcome, name, message, places = rest
-                self.detail = (outcome, name, message, [(file, at, function) for file, at, function in places])
+                self.detail = (
+                    outcome,
+                    name,
+                    message,
+                    [(file, at, function) for file, at, function in places],
+                )
 
     def complaint(self, in_time: bool) -> str:
         """Why the interpreter did not start, as far as it said."""
-        said = self.error or self.text[False].decode("utf-8", "replace").strip()
+        said = self.failure or self.text[False].decode("utf-8", "replace").strip()
         return said or ("the interpreter ended at once" if in_time else "the interpreter took too long")
 
 
