@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from envs.errors import InputError
-from envs.sandbox import OUTCOMES, ExecResult, Frame, Limits, Sandbox, cleanup, seccomp
+from envs.sandbox import OUTCOMES, ExecResult, Frame, Limits, Sandbox, cleanup, kernel, seccomp
 from envs.sandbox.syscalls import ARCHITECTURES, numbers
 from tests.hostile_programs import HOSTILE, Hostile
 
@@ -496,6 +496,44 @@ if not hasattr(signal, "pidfd_send_signal"):
     with Sandbox(ROOMY, workers=1, allow=()) as sandbox:
         result = sandbox.run(program, ["assert refused == ['helper', 'import', 'handle']"])
         assert result.outcome == "passed", result
+
+
+@pytest.mark.parametrize("allow", HELD_BY.values(), ids=HELD_BY)
+def test_who_judges_is_closed_to_processes_of_the_same_user(allow: tuple[str, ...]) -> None:
+    """No guard and no filter in between: the kernel refuses memory, descriptors, environment and tracing."""
+    if not kernel.AVAILABLE or os.uname().machine not in ARCHITECTURES:
+        pytest.skip("processes are closed to others by the kernel's means only")
+    look = """
+import ctypes, os, sys
+from envs.sandbox import kernel
+from envs.sandbox.syscalls import numbers
+kernel.drop_capabilities(numbers(os.uname().machine)["capset"])  # as every program has none
+for pid in sys.argv[1:]:
+    for name, flags in (("mem", os.O_RDWR), ("environ", 0), ("maps", 0), ("fd/0", 0), ("cwd", 0)):
+        try:
+            os.open(f"/proc/{pid}/{name}", flags)
+        except OSError:
+            continue
+        print(pid, name)
+    if ctypes.CDLL(None).ptrace(0x4206, int(pid), None, None) == 0:
+        print(pid, "ptrace")
+"""
+    with Sandbox(replace(ROOMY, wall_s=3.0), workers=1, allow=allow) as sandbox:
+        assert sandbox.isolation
+        thread = threading.Thread(target=sandbox.run, args=("while True:\n    pass\n", []))
+        thread.start()
+        assert wait_until(lambda: len(descendants(os.getpid())) >= 4)
+        time.sleep(0.5)
+        programs = {
+            pid
+            for pid in descendants(os.getpid())
+            if b"builtins" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        }
+        judges = descendants(os.getpid()) - programs
+        assert len(judges) == 3 and len(programs) == 1, (judges, programs)
+        reached = script(look, *map(str, sorted(judges)))
+        thread.join()
+    assert reached == ""
 
 
 # Nothing remains
