@@ -102,7 +102,8 @@ def _items(
         if reference.outcome == "passed":
             tasks.append(task)
         else:
-            left_out[task.task_id] = f"the reference does not pass ({reference.outcome})"
+            why = reference.message if reference.outcome == "unverifiable" else reference.outcome
+            left_out[task.task_id] = f"the reference does not pass ({why})"
     jobs = [(task.start.problem, task.gold[0].text) for task in tasks]
     rngs = [stream(f"coderepair-wrong-{task.task_id}") for task in tasks]
     items = []

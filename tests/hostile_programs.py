@@ -2,7 +2,8 @@
 
 Markers are replaced before a run: `@OUTSIDE@` a folder of the host that holds `victim` and `secret`, `@PORT@` a TCP
 and UDP port on which the host listens, `@SOCKET@` the path of its unix socket, `@COOKIE@` a word by which a process
-can be found, `@SECRET@` is never put into a program: it is what programs must not find.
+can be found, `@VICTIM@` the number of a process of the host's, `@SEGMENT@` that of a System V memory segment of its,
+`@SECRET@` is never put into a program: it is what programs must not find.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from textwrap import dedent
 class Hostile:
     """One program. `expect`: right outcomes. `alone`: right ones where no process can be started, if they differ.
 
-    `needs`: what the kernel must hold ("files", "network", "processes") for the program to be let loose.
+    `needs`: what the kernel must hold ("files", "network", "processes") for the program to be let loose. `guarded`:
+    right outcomes where the kernel does not and the guard alone has to: only for programs that could harm nothing
+    but what the tests own.
     """
 
     name: str
@@ -24,18 +27,21 @@ class Hostile:
     tests: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()
+    guarded: tuple[str, ...] = ()
 
     @property
     def endless(self) -> bool:
         """Whether it may run until its time is up."""
-        return "timeout" in self.expect + self.alone
+        return "timeout" in self.expect + self.alone + self.guarded
 
 
 # A test that holds for any program: what such a program must not be saved by, or must not reach.
 HOLDS = "assert True"
 
 
-def _program(name: str, expect: str, program: str, *tests: str, needs: str = "", alone: str = "") -> Hostile:
+def _program(
+    name: str, expect: str, program: str, *tests: str, needs: str = "", alone: str = "", guarded: str = ""
+) -> Hostile:
     return Hostile(
         name,
         tuple(expect.split()),
@@ -43,6 +49,7 @@ def _program(name: str, expect: str, program: str, *tests: str, needs: str = "",
         tests,
         tuple(needs.split()),
         tuple(alone.split()),
+        tuple(guarded.split()),
     )
 
 
@@ -158,6 +165,7 @@ RESOURCES = (
         """,
         "assert os.WEXITSTATUS(status) == 7",
         needs="processes",
+        guarded="runtime_error",
         alone="runtime_error",
     ),
     _program(
@@ -237,6 +245,7 @@ ENDINGS = (
         "import os\nos.execv('/bin/true', ['true'])\n",
         "assert False",
         needs="processes",
+        guarded="runtime_error",
     ),
     _program(
         "os._exit in a thread",
@@ -257,7 +266,7 @@ ENDINGS = (
     _program("SIGKILL to itself", "killed", "import os\nos.kill(os.getpid(), 9)\n"),
     _program("SIGSEGV to itself", "killed", "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"),
     _program("abort", "killed", "import os\nos.abort()\n"),
-    _program("kill its group", "killed", "import os\nos.kill(0, 9)\n", needs="processes"),
+    _program("kill its group", "killed", "import os\nos.kill(0, 9)\n", needs="processes", guarded="killed"),
     _program("close every descriptor", "exited", "import os\nos.closerange(0, 10000)\n", HOLDS),
     _program("close the outputs", "passed", "import os\nos.close(1)\nos.close(2)\nprint('x')\n", HOLDS),
     _program(
@@ -331,8 +340,8 @@ FORGERIES = (
         "assert False",
     ),
     _program(
-        "noise on every descriptor, then an honest pass",
-        "passed",
+        "noise on every descriptor",
+        "exited",  # what it says is no answer
         """
         import os
         for descriptor in range(3, 256):
@@ -355,7 +364,7 @@ FORGERIES = (
         "assert False",
     ),
     _program(
-        "read the nonce from the channel",
+        "read the channel and answer",
         "exited",
         """
         import os, socket
@@ -370,7 +379,7 @@ FORGERIES = (
         "assert False",
     ),
     _program(
-        "look for the nonce in frames",
+        "look for a secret in frames",
         "exited",
         """
         import os, sys
@@ -400,7 +409,7 @@ FORGERIES = (
         """,
         "assert False",
     ),
-    _program("look for the nonce with gc", "runtime_error", "import gc\ngc.get_objects()\n"),
+    _program("look for a secret with gc", "runtime_error", "import gc\ngc.get_objects()\n"),
     _program(
         "ctypes under another module's name",
         "runtime_error",
@@ -438,10 +447,10 @@ FORGERIES = (
         HOLDS,
     ),
     _program(
-        "look for the nonce with ctypes", "runtime_error", "import ctypes\nctypes.string_at(id(b''), 64)\n"
+        "look for a secret with ctypes", "runtime_error", "import ctypes\nctypes.string_at(id(b''), 64)\n"
     ),
     _program(
-        "look for the nonce in /proc/self/mem",
+        "look for a secret in /proc/self/mem",
         "runtime_error",
         "open('/proc/self/mem', 'rb').read(1)\n",
     ),
@@ -490,6 +499,7 @@ FORGERIES = (
         """,
         HOLDS,
         needs="processes",
+        guarded="runtime_error",
         alone="runtime_error",
     ),
     _program(
@@ -566,8 +576,9 @@ OTHERS = (
         "import os\nos.kill(os.getppid(), 9)\n",
         HOLDS,
         needs="processes",
+        guarded="runtime_error",
     ),
-    _program("kill everyone", "runtime_error", "import os\nos.kill(-1, 9)\n", needs="processes"),
+    _program("kill everyone", "runtime_error passed", "import os\nos.kill(-1, 9)\n", needs="processes"),
     _program(
         "kill one after another",
         "passed",
@@ -584,10 +595,26 @@ OTHERS = (
         needs="processes",
     ),
     _program(
-        "write outside", "runtime_error", "open('@OUTSIDE@/victim', 'w').write('gone')\n", needs="files"
+        "write outside",
+        "runtime_error",
+        "open('@OUTSIDE@/victim', 'w').write('gone')\n",
+        needs="files",
+        guarded="runtime_error",
     ),
-    _program("add outside", "runtime_error", "open('@OUTSIDE@/new', 'w').write('here')\n", needs="files"),
-    _program("delete outside", "runtime_error", "import os\nos.remove('@OUTSIDE@/victim')\n", needs="files"),
+    _program(
+        "add outside",
+        "runtime_error",
+        "open('@OUTSIDE@/new', 'w').write('here')\n",
+        needs="files",
+        guarded="runtime_error",
+    ),
+    _program(
+        "delete outside",
+        "runtime_error",
+        "import os\nos.remove('@OUTSIDE@/victim')\n",
+        needs="files",
+        guarded="runtime_error",
+    ),
     _program(
         "change outside",
         "passed",
@@ -619,6 +646,7 @@ OTHERS = (
         """,
         "assert done == 0",
         needs="files",
+        guarded="passed",
     ),
     _program(
         "write everywhere",
@@ -653,9 +681,11 @@ OTHERS = (
                 pass
         found = [part for text in texts for part in text.split(b'\\0') if b'BACKFIRE_' in part]
         print(found)
+        empty = os.environ == {}
         """,
-        "assert os.environ == {} and found == []",
+        "assert empty and found == []",
         needs="files",
+        guarded="passed",
     ),
     _program(
         "a link to outside left behind",
@@ -668,6 +698,7 @@ OTHERS = (
         """,
         HOLDS,
         needs="files",
+        guarded="passed",
     ),
     _program(
         "write through a link",
@@ -678,6 +709,7 @@ OTHERS = (
         open('link', 'w').write('gone')
         """,
         needs="files",
+        guarded="runtime_error",
     ),
     _program(
         "lock its folder",
@@ -691,14 +723,22 @@ OTHERS = (
         """,
         HOLDS,
         needs="processes",
+        guarded="passed",
         alone="runtime_error",
     ),
-    _program("remove its folder", "runtime_error", "import os\nos.rmdir(os.getcwd())\n", needs="files"),
+    _program(
+        "remove its folder",
+        "runtime_error",
+        "import os\nos.rmdir(os.getcwd())\n",
+        needs="files",
+        guarded="runtime_error passed",
+    ),
     _program(
         "TCP",
         "runtime_error",
         "import socket\nsocket.create_connection(('127.0.0.1', @PORT@))\n",
         needs="network",
+        guarded="runtime_error",
     ),
     _program(
         "UDP",
@@ -708,6 +748,7 @@ OTHERS = (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'here', ('127.0.0.1', @PORT@))
         """,
         needs="network",
+        guarded="runtime_error",
     ),
     _program(
         "unix socket",
@@ -717,6 +758,7 @@ OTHERS = (
         socket.socket(socket.AF_UNIX).connect('@SOCKET@')
         """,
         needs="network",
+        guarded="runtime_error",
     ),
     _program(
         "unix datagram through a pair",
@@ -726,6 +768,7 @@ OTHERS = (
         socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].connect('@SOCKET@')
         """,
         needs="network",
+        guarded="runtime_error",
     ),
     _program(
         "listen",
@@ -735,6 +778,7 @@ OTHERS = (
         socket.socket().bind(('127.0.0.1', 0))
         """,
         needs="network",
+        guarded="runtime_error",
     ),
     _program(
         "grandchild that outlives it",
@@ -750,6 +794,7 @@ OTHERS = (
         """,
         HOLDS,
         needs="processes",
+        guarded="runtime_error",
         alone="runtime_error",
     ),
     _program(
@@ -764,6 +809,7 @@ OTHERS = (
         """,
         HOLDS,
         needs="processes",
+        guarded="runtime_error",
         alone="runtime_error",
     ),
     _program(
@@ -778,6 +824,7 @@ OTHERS = (
         """,
         HOLDS,
         needs="processes",
+        guarded="runtime_error",
         alone="runtime_error",
     ),
     _program(
@@ -789,9 +836,16 @@ OTHERS = (
         """,
         "assert said == 'hello\\n'",
         needs="processes",
+        guarded="runtime_error",
         alone="runtime_error",
     ),
-    _program("another root", "runtime_error", "import os\nos.chroot('.')\n", needs="processes"),
+    _program(
+        "another root",
+        "runtime_error",
+        "import os\nos.chroot('.')\n",
+        needs="processes",
+        guarded="runtime_error",
+    ),
 )
 
 TEXTS = (
@@ -863,4 +917,460 @@ TEXTS = (
     _program("every byte", "passed", "import os\nos.write(1, bytes(range(256)))\n", HOLDS),
 )
 
-HOSTILE = (*TIME, *RESOURCES, *ENDINGS, *FORGERIES, *OTHERS, *TEXTS)
+# Its own messages for the channel: `say(tag, body)`, `value(n)` for a small number as an answer.
+_SPEAKS = """
+import os
+def number(n):
+    return n.to_bytes(4, 'little')
+def message(tag, body):
+    data = tag + number(0) + body
+    return len(data).to_bytes(8, 'little') + data
+def value(n):
+    return message(b'R', number(1) + b'i' + number(1) + bytes([n]) + number(0))
+"""
+
+VERDICTS = (
+    _program(
+        "another channel in its place, the verdict to the real one",
+        "exited",
+        """
+        import os, sys
+        real = os.dup(3)
+        there, here = os.pipe()
+        os.dup2(here, 3)
+        frame = sys._getframe()
+        while frame:
+            for place in (frame.f_globals, frame.f_builtins):
+                for name in ('_exit', 'write', 'read', 'send'):
+                    if name in place:
+                        place[name] = lambda *_: 0
+            frame = frame.f_back
+        for word in (b'passed', b'["passed"]\\n', bytes(32) + b'passed'):
+            os.write(real, word)
+        """,
+        "assert 1 == 2 or f()",
+    ),
+    _program(
+        "replace how the process ends and is served",
+        "test_failure",
+        """
+        import sys
+        frame = sys._getframe()
+        while frame:
+            for place in (frame.f_globals, frame.f_builtins):
+                if 'Service' in place:
+                    for name in list(vars(place['Service'])):
+                        if name in ('report', 'complain'):
+                            setattr(place['Service'], name, lambda self, *_: self.send(b'R', None))
+                if '_exit' in place:
+                    place['_exit'] = lambda *_: None
+            frame = frame.f_back
+        def f():
+            return 1
+        """,
+        "assert f() == 2",
+    ),
+    _program(
+        "answers before it is asked",
+        "runtime_error test_failure exited",
+        _SPEAKS + "for _ in range(50):\n    os.write(3, value(1))\ndef f():\n    return 1\n",
+        "assert f() == 2",
+    ),
+    _program(
+        "answers twice",
+        "test_failure",
+        _SPEAKS + "def f():\n    os.write(3, value(1))\n    return 1\n",
+        "assert f() == 2",
+        "assert f() == 1",
+    ),
+    _program(
+        "answers without an end",
+        "exited timeout",
+        _SPEAKS
+        + "os.write(3, (1 << 20).to_bytes(8, 'little') + b'R')\nwhile True:\n    os.write(3, b'x' * 10_000)\n",
+        "assert 1 == 2",
+    ),
+    _program(
+        "an answer of an impossible size",
+        "exited",
+        "import os\nos.write(3, b'\\xff' * 8 + b'R')\nwhile True:\n    pass\n",
+        HOLDS,
+    ),
+    _program(
+        "children answer in its place, all at once",
+        "runtime_error test_failure exited timeout",
+        _SPEAKS
+        + dedent("""
+        channel = os.dup(3)
+        for _ in range(5):
+            if os.fork() == 0:
+                while True:
+                    try:
+                        os.write(channel, value(1))
+                    except OSError:
+                        os._exit(0)
+        def f():
+            return 1
+        """),
+        "assert f() == 2",
+        needs="processes",
+        alone="runtime_error",
+        guarded="runtime_error",
+    ),
+    _program(
+        "a child that answers while its parent is gone",
+        "exited runtime_error",
+        """
+        import os, sys
+        channel = os.dup(3)
+        if os.fork() == 0:
+            os.dup2(channel, 3)
+        else:
+            os._exit(0)
+        def f():
+            return 1
+        """,
+        "assert f() == 2",
+        needs="processes",
+        alone="runtime_error",
+        guarded="runtime_error",
+    ),
+    _program(
+        "children flood the channel",
+        "exited timeout",
+        """
+        import os
+        channel = os.dup(3)
+        for _ in range(6):
+            if os.fork() == 0:
+                while True:
+                    try:
+                        os.write(channel, b'x' * 50_000)
+                    except OSError:
+                        pass
+        while True:
+            pass
+        """,
+        HOLDS,
+        needs="processes",
+        alone="runtime_error",
+        guarded="runtime_error",
+    ),
+    _program(
+        "children flood the outputs, their parent ends",
+        "output_limit exited",
+        """
+        import os
+        for _ in range(6):
+            if os.fork() == 0:
+                os.setsid()
+                while True:
+                    try:
+                        os.write(1, b'x' * 50_000)
+                    except OSError:
+                        pass
+        os._exit(0)
+        """,
+        HOLDS,
+        needs="processes",
+        alone="runtime_error",
+        guarded="runtime_error",
+    ),
+    _program(
+        "children that write nothing, again and again",
+        "test_failure",
+        """
+        import os
+        channel = os.dup(3)
+        for _ in range(4):
+            if os.fork() == 0:
+                while True:
+                    os.write(channel, b'')
+        """,
+        "assert 1 == 2",
+        needs="processes",
+        alone="runtime_error",
+        guarded="runtime_error",
+    ),
+    _program(
+        "equal to everything",
+        "unverifiable",
+        """
+        class Any:
+            __eq__ = __contains__ = __lt__ = __gt__ = __le__ = __ge__ = lambda *_: True
+            __ne__ = lambda *_: False
+            __hash__ = lambda _: 0
+        def f():
+            return Any()
+        """,
+        "assert f() == 2",
+    ),
+    _program(
+        "equal to everything, said by its metaclass",
+        "unverifiable test_failure",
+        """
+        class Meta(type):
+            __eq__ = lambda *_: True
+            __instancecheck__ = lambda *_: True
+            __hash__ = lambda _: 0
+        class Any(metaclass=Meta):
+            __class__ = int
+        def f():
+            return Any
+        """,
+        "assert f() == 2",
+    ),
+    _program(
+        "a number, a text and a list that are equal to everything",
+        "test_failure",
+        """
+        class Number(int):
+            __eq__ = __ge__ = lambda *_: True
+            __hash__ = int.__hash__
+        class Text(str):
+            __eq__ = lambda *_: True
+            __hash__ = str.__hash__
+        class List(list):
+            __eq__ = lambda *_: True
+            __iter__ = lambda _: iter([2, 'two', [2]])
+        def f():
+            return List([Number(1), Text('one'), List()])
+        """,
+        "assert f()[0] == 1 and f()[1] == 'one' and f()[2] == []",
+        "assert f() == [2, 'two', [2]] or f()[0] == 2 or f()[1] == 'two' or list(f()) == [2, 'two', [2]]",
+    ),
+    _program(
+        "no difference to anything",
+        "unverifiable",
+        """
+        class Zero:
+            __sub__ = __rsub__ = __mod__ = lambda *_: 0
+            __abs__ = __float__ = lambda _: 0.0
+        def f():
+            return Zero()
+        """,
+        "assert abs(f() - 2) < 1e-6",
+    ),
+    _program(
+        "an answer to every question",
+        "unverifiable",
+        """
+        class Yes:
+            def __getattr__(self, name):
+                return lambda *_: True
+        def f():
+            return Yes()
+        """,
+        "assert f().startswith('a')",
+    ),
+    _program(
+        "Python's own functions redefined",
+        "test_failure",
+        """
+        import builtins
+        def same(*_, **__):
+            return 0
+        all = set = sorted = len = sum = list = isinstance = abs = same
+        vars(builtins).update(all=same, set=same, sorted=same, len=same)
+        def f():
+            return [1]
+        """,
+        "assert set(f()) == set([2]) or sorted(f()) == [2] or len(f()) == 2 or all([f() == [2]])",
+    ),
+    _program(
+        "the library's modules redefined",
+        "test_failure",
+        """
+        import math, sys
+        class math:
+            isclose = staticmethod(lambda *_, **__: True)
+        sys.modules['math'] = math
+        def f():
+            return 1.0
+        """,
+        "assert math.isclose(f(), 2.0)",
+    ),
+    _program(
+        "a module of the library in its folder",
+        "test_failure",
+        """
+        import os, sys
+        for folder in ('.', os.getcwd()):
+            for name in ('statistics', 'colorsys', 'fractions'):
+                open(f'{folder}/{name}.py', 'w').write('import os\\nos._exit(0)\\nmean = rgb_to_hsv = lambda *_: 2')
+        sys.path.insert(0, os.getcwd())
+        def f():
+            return 1
+        """,
+        "import statistics, colorsys, fractions\nassert statistics.mean([f()]) == 2",
+    ),
+    _program(
+        "an exit from a block that swallows what a test asserts",
+        "test_failure",
+        """
+        class Quiet:
+            def __enter__(self):
+                return self
+            def __exit__(self, *_):
+                return True
+        def f():
+            return 1
+        """,
+        "with Quiet():\n    assert f() == 2",
+    ),
+    _program(
+        "exceptions that a test catches all",
+        "unverifiable",
+        """
+        class Any:
+            __eq__ = lambda *_: True
+        def f():
+            return Any()
+        """,
+        "try:\n    assert f() == 2\nexcept:\n    pass",
+    ),
+    _program(
+        "gone while a test catches all",
+        "exited",
+        "import os\ndef f():\n    os._exit(0)\n",
+        "try:\n    f()\nexcept:\n    pass",
+        HOLDS,
+    ),
+    _program(
+        "evaluated by the test's end",
+        "test_failure runtime_error unverifiable exited",
+        """
+        import pickle, os
+        class Evil:
+            def __reduce__(self):
+                return (os._exit, (0,))
+            def __repr__(self):
+                return '__import__("os")._exit(0)'
+        check = eval
+        decode = pickle.loads
+        def f():
+            return Evil()
+        def text():
+            return '(_ for _ in ()).throw(SystemExit)'
+        """,
+        "assert check('1 + 1') == 2",
+        "assert f() == 2 or check(text()) == 2",
+    ),
+    _program(
+        "values without bottom",
+        "unverifiable memory_limit timeout",
+        """
+        def f(n):
+            x = []
+            for _ in range(100_000):
+                x = [x, x]
+            return x
+        def g():
+            x = ()
+            for _ in range(40):
+                x = (x, x)
+            return x
+        """,
+        "assert f(1) == 2",
+    ),
+    _program(
+        "a value that grows as it is read",
+        "unverifiable memory_limit timeout",
+        "def g():\n    x = ()\n    for _ in range(40):\n        x = (x, x)\n    return x\n",
+        "assert g() == 2",
+    ),
+    _program(
+        "an endless row",
+        "timeout memory_limit",
+        "def f():\n    while True:\n        yield 1\n",
+        "assert list(f()) == [2]",
+    ),
+    _program(
+        "looks into the other processes",
+        "test_failure",
+        """
+        import os
+        seen = []
+        me = os.getpid()
+        for pid in {*range(1, 100), *range(max(1, me - 50), me + 50)} - {me}:
+            for name in ('mem', 'environ', 'maps', 'fd/3', 'fd/10', 'fd/11', 'fd/12', 'fd/13'):
+                try:
+                    with open(f'/proc/{pid}/{name}', 'r+b' if name == 'mem' else 'rb') as file:
+                        seen.append((pid, name))
+                except OSError:
+                    pass
+        def f():
+            return seen
+        """,
+        "assert f() == []",
+        "assert 1 == 2",
+    ),
+)
+
+OUTSIDERS = (
+    _program(
+        "signals to others by way of a file's owner",
+        "passed",
+        """
+        import fcntl, os, signal, socket, struct
+        there, here = os.pipe()
+        pair = socket.socketpair()
+        done = []
+        def attempt(what, *arguments):
+            try:
+                what(*arguments)
+            except OSError:
+                return
+            done.append(arguments[1])
+        set_owner, set_owner_ex, set_signal = 8, 15, 10
+        for each in (there, pair[0].fileno()):
+            attempt(fcntl.fcntl, each, set_owner, @VICTIM@)
+            attempt(fcntl.fcntl, each, set_owner_ex, struct.pack('ii', 1, @VICTIM@))
+            attempt(fcntl.fcntl, each, set_signal, signal.SIGKILL)
+            attempt(fcntl.fcntl, each, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+            attempt(fcntl.ioctl, each, 0x5452, struct.pack('i', 1))
+            attempt(fcntl.ioctl, each, 0x8901, struct.pack('i', @VICTIM@))
+            attempt(fcntl.ioctl, each, 0x8902, struct.pack('i', @VICTIM@))
+        os.write(here, b'x')
+        pair[1].send(b'x')
+        """,
+        "assert done == []",
+        needs="processes",
+        guarded="passed",
+    ),
+    _program(
+        "leases and notifications on the host's files",
+        "passed",
+        """
+        import fcntl, os
+        done = []
+        for path in (os.__file__, os.path.dirname(os.__file__)):
+            for command, argument in ((1024, 0), (1024, 1), (1026, 0x3F)):
+                try:
+                    fcntl.fcntl(os.open(path, os.O_RDONLY), command, argument)
+                except OSError:
+                    continue
+                done.append(command)
+        """,
+        "assert done == []",
+        needs="processes",
+        guarded="passed",
+    ),
+    _program(
+        "remove the host's memory segment",
+        "exited",
+        "import os\nos.execv('/usr/bin/ipcrm', ['ipcrm', '-m', '@SEGMENT@'])\n",
+        HOLDS,
+        needs="processes",
+        guarded="runtime_error",
+    ),
+    _program(
+        "signals to others by way of a handle",
+        "runtime_error",
+        "import os, signal\nsignal.pidfd_send_signal(os.pidfd_open(@VICTIM@), 9)\n",
+        needs="processes",
+        guarded="runtime_error",
+    ),
+)
+
+HOSTILE = (*TIME, *RESOURCES, *ENDINGS, *FORGERIES, *VERDICTS, *OTHERS, *OUTSIDERS, *TEXTS)

@@ -187,7 +187,7 @@ def test_what_is_no_right_program_is_not_made_one(raw: str, program: str) -> Non
 
 def test_no_program_of_the_pool_nor_a_mutant_is_touched() -> None:
     for problem in bundled_problems():
-        wanted = frozenset(problem.functions)
+        wanted = frozenset(problem.names)
         for code in [problem.code, *(mutant.code for mutant in mutants(problem.code))]:
             for names in (wanted, frozenset({"absent"}), frozenset()):
                 assert extract(code, names) == type(extract(code, names))(Action(code)), code
@@ -391,4 +391,4 @@ def test_what_the_tests_call_is_what_is_wanted() -> None:
     two = replace(
         bundled_problems()[0], code=f"{HELPER}\n{HELPED}", tests=("assert double(1) == twice(1)",), imports=()
     )
-    assert set(two.functions) == {"double", "twice"}
+    assert set(two.names) == {"double", "twice"}

@@ -221,8 +221,9 @@ def test_reference_items_fail_in_this_sandbox_as_recorded(reference_dir: Path, s
     for item in sample:
         tests = tuple(item.goal.split("The tests are:\n")[1].split("\n"))
         assert len(tests) == item.meta["n_tests"] and all(each.startswith("assert ") for each in tests)
-        jobs += [(item.failed_action, tests), (item.gold_action, tests)]
-    results = sandbox.run_many(jobs)
+        problem = Problem(item.task_id, "", item.gold_action, tests, ())
+        jobs += [(problem, item.failed_action), (problem, item.gold_action)]
+    results = CodeRepair(sandbox, PROBLEMS).run(jobs)
     for item, failed, gold in zip(sample, results[::2], results[1::2], strict=True):
         assert failed.outcome == item.error_type, item.item_id
         assert gold.outcome == "passed", item.item_id

@@ -112,7 +112,7 @@ class CodeRepair:
 
     def _run(self, job: Job) -> ExecResult:
         problem, program = job
-        return self._sandbox.run(program, problem.tests, problem.imports)
+        return self._sandbox.run(program, problem.tests, problem.imports, problem.names)
 
     def outcomes(self) -> Counter[str]:
         """How many of the programs run so far had each outcome."""
@@ -223,7 +223,7 @@ def _wanted(task: Task[Bench] | None) -> frozenset[str]:
 
 @lru_cache(maxsize=1024)
 def _called_by_tests(problem: Problem) -> frozenset[str]:
-    return frozenset(problem.functions)
+    return frozenset(problem.names)
 
 
 def unfenced(text: str) -> str:

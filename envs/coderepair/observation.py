@@ -73,6 +73,7 @@ _STOPPED = {
     "output_limit": "The program wrote too much output and was stopped.",
     "exited": "The program ended itself before the tests could finish.",
     "killed": "The program died before the tests could finish.",
+    "unverifiable": "The tests could not tell whether the program is right.",
 }
 
 

@@ -55,11 +55,11 @@ class Problem:
     @property
     def function(self) -> str:
         """The name that the asserts call most often, of those that the program defines."""
-        return self.functions[0]
+        return self.names[0]
 
     @property
-    def functions(self) -> tuple[str, ...]:
-        """The names of the program's functions and classes that the asserts call, most often called first."""
+    def names(self) -> tuple[str, ...]:
+        """The functions and classes that the program has to define and the asserts call, most often called first."""
         return tuple(_called(self.code, self.tests))
 
 

@@ -16,11 +16,25 @@ by the strongest means that a rehearsal at start-up shows to work; each result s
 seccomp also stands behind the namespaces. Address space is limited above that of a fresh interpreter, for each process
 it starts; processes and threads are counted only in namespaces (elsewhere it may start threads as memory allows).
 
-What a verdict is worth. "passed" takes a nonce that lies where no Python code can look (see `inside`). What remains:
-a program may make its own asserts true (an `==` that always is, a test that reads its caller's frames for the tests);
-byte code crafted to read the interpreter's memory could find the nonce; so could a hole in an extension module of the
-standard library, or a Python with ctypes built in (`_ctypes` in `sys.builtin_module_names`; usual ones have not).
-What a failing program says of its failure is its own word.
+What a verdict is worth. Whatever reaches a program's own process is the program's: its frames, its descriptors, what
+its children inherit. So nothing that a pass is made of is ever there: no test, no expected value, no nonce. The tests
+run in a second process, the examiner (see `examiner`), which asks the program to call what the tests call and gets
+the results by value, as plain data of exact built-in types (see `peer`). `==`, `all` and `assert` are evaluated by
+the examiner on those values; it alone has the pipe to the supervisor, made after the program's process was, and it
+cannot be traced or read by others. Answers are decoded strictly, bounded in size and depth; nothing of them is
+evaluated, imported or called. So the most that a program can do, by whatever trick, is to choose the values of its
+calls, which is what a program does. A nonce handed over "only after the tests passed" was the other choice; it leaves
+the tests, their expected values and the judgement in the program's hands.
+
+What follows from that: an object of the program's own class is never asked to judge itself (`==`, `<`, `in`,
+arithmetic with a test's data, methods of a class that no test names); such a test has the outcome `unverifiable`, and
+so has one whose values cannot be sent. A name of Python's own in a test means Python's, unless `names` says otherwise.
+Names that the tests bind are not seen by the program, nor is what they set in modules of the library (a `random.seed`).
+
+What remains the program's word: what a method answers of a class that the tests name (`assert tree.is_balanced()`),
+whether it calls a function that a test hands to it, which exception it raises, and what a name means that a test uses
+without binding it (import in `setup` what the tests need). Where the guard alone holds it, a
+program that gets round the guard is the user himself, who may do anything to the processes of the client.
 
 What this is not: a defence against holes in the kernel, against measuring time or load, or against a program that
 fills the processor and its limits as long as they last; outside namespaces each file is limited, not their number.

@@ -13,7 +13,7 @@ from typing import Any
 from envs.sandbox import cleanup, kernel
 from envs.sandbox.plan import Setting
 from envs.sandbox.referee import START_S, referee
-from envs.sandbox.wire import write_all
+from envs.sandbox.wire import write_in_time
 
 _GRACE_S = 10.0  # beyond all limits, before a referee itself is taken for lost
 
@@ -63,7 +63,7 @@ class Ahead:
 
     def _tell(self, job: dict[str, Any]) -> None:
         try:
-            write_all(self._feed, json.dumps(job).encode("ascii"))
+            write_in_time(self._feed, json.dumps(job).encode("ascii"), START_S)
         except BrokenPipeError:
             return  # it died waiting, and will have reported nothing
         finally:

@@ -52,23 +52,28 @@ class Sandbox:
         finally:
             self._idle.put(worker)
 
-    def run(self, program: str, tests: Sequence[str], setup: Sequence[str] = ()) -> ExecResult:
+    def run(
+        self, program: str, tests: Sequence[str], setup: Sequence[str] = (), names: Sequence[str] = ()
+    ) -> ExecResult:
         """Run the program, then `setup`, then the tests, up to the first that fails.
 
         program: source of `solution.py`, run as a module that is not `__main__`. setup: statements for the tests, such
-        as imports. tests: each a statement or several; together the lines of `tests.py`, in the program's namespace.
+        as imports; modules that they import the program has too. tests: each a statement or several; together the
+        lines of `tests.py`. They run apart from the program, whose names they use as their own; what they bind the
+        program does not see. names: what the tests take from the program even where Python itself has such a name
+        (`sum`); other names of Python's mean Python's, whatever the program defines.
         """
-        _check(program, tests, setup)
+        _check(program, tests, setup, names)
         worker = self._idle.get()
         try:
-            return worker.run(program, list(tests), list(setup))
+            return worker.run(program, list(tests), list(setup), list(names))
         finally:
             self._idle.put(worker)
 
     def run_many(self, jobs: Sequence[tuple[str, Sequence[str]]]) -> list[ExecResult]:
         """The results of (program, tests) pairs in their order, `workers` of them at a time."""
         for program, tests in jobs:
-            _check(program, tests, ())
+            _check(program, tests)
         with ThreadPoolExecutor(len(self._workers)) as pool:
             return list(pool.map(lambda job: self.run(*job), jobs))
 
@@ -77,10 +82,10 @@ class Sandbox:
         _close_all(self._workers)
 
 
-def _check(program: str, tests: Sequence[str], setup: Sequence[str]) -> None:
+def _check(program: str, tests: Sequence[str], setup: Sequence[str] = (), names: Sequence[str] = ()) -> None:
     if not isinstance(program, str):
         raise InputError(f"a program is a string, not {type(program).__name__}")
-    for name, lines in (("tests", tests), ("setup", setup)):
+    for name, lines in (("tests", tests), ("setup", setup), ("names", names)):
         if isinstance(lines, str) or not all(isinstance(line, str) for line in lines):
             raise InputError(f"{name} are a list of strings, not one string or anything else")
 

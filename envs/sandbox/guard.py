@@ -1,9 +1,9 @@
 """The guard inside the program's interpreter: an audit hook, which no Python code can remove.
 
-It always denies the ways by which Python code reads its interpreter's memory or steers frames that are not its own:
+It always denies ways by which Python code runs what Python does not announce, or reads its interpreter's memory:
 ctypes, other extension modules than the interpreter's, further interpreters, `gc.get_objects` and its kin, trace
 functions. Where the kernel does not hold files, network or processes, it denies those too, as far as Python announces
-them: best effort, which a determined program gets round.
+them: best effort, which a determined program gets round. No verdict depends on it.
 
 This file runs in the program's interpreter and imports nothing that a bare interpreter has not imported.
 """
@@ -32,6 +32,10 @@ _CHANGES = frozenset(
     "os.remove os.rename os.link os.symlink os.mkdir os.rmdir os.truncate os.chmod os.lchmod os.chown os.lchown "
     "os.chflags os.lchflags os.utime os.setxattr os.removexattr os.mkfifo os.mknod".split()
 )
+# Commands of fcntl that only look, copy, lock or set flags, and of ioctl that only ask or set flags, as in `seccomp`.
+_FCNTL = frozenset((0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032))
+_IOCTL = frozenset((0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451))
+_O_ASYNC = getattr(os, "O_ASYNC", 0o20000)
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -56,13 +60,19 @@ def make_guard(
         after: Callable[..., tuple[str, str, str]] = str.rpartition,
         has: Callable[..., bool] = str.__contains__,
         memory: frozenset[str] = _MEMORY,
-        modules: tuple[str, ...] = _MODULES,
+        modules: tuple[str, ...] = (*_MODULES, "_posixsub") if processes else _MODULES,
+        commands: dict[str, frozenset[int]] = {"fcntl.fcntl": _FCNTL, "fcntl.ioctl": _IOCTL},  # noqa: B006
+        set_flags: int = 4,
+        signalling: int = _O_ASYNC,
+        whole: int = 0xFFFFFFFF,
+        number: type[int] = int,
         started: frozenset[str] = _PROCESSES if processes else frozenset(),
         signalled: frozenset[str] = _SIGNALS if processes else frozenset(),
         networked: bool = network,
         files: Callable[..., bool] | None = files,
         text: type[str] = str,
         is_a: Callable[..., bool] = isinstance,
+        guarding: bool = processes,
         myself: int = os.getpid(),
         extensions: tuple[str, ...] = extensions,
         refusal: type[Exception] = PermissionError,
@@ -80,12 +90,41 @@ def make_guard(
             raise refusal(f"{event} is not available in the sandbox")
         elif event in started or (event in signalled and arguments[0] not in (0, myself)):
             raise refusal(f"{event}: no other processes in the sandbox")
-        elif networked and begins(event, "socket.") and event != "socket.__new__":
+        elif guarding and event in commands:
+            # The kernel sends signals and breaks leases in the name of who sets them, to whom they name.
+            flags = arguments[2]
+            asks = (
+                arguments[1] == set_flags
+                and event == "fcntl.fcntl"
+                and is_a(flags, number)
+                and flags & signalling
+            )
+            if arguments[1] & whole not in commands[event] or asks:
+                raise refusal(f"{event}: no signals, leases or locks by the kernel in the sandbox")
+        elif (
+            networked and (begins(event, "syslog.") or begins(event, "socket.")) and event != "socket.__new__"
+        ):
             raise refusal(f"{event}: no network in the sandbox")
         elif files is not None and files(event, arguments):
             raise refusal(f"{event}: only the program's own folder may be changed in the sandbox")
 
     return guard
+
+
+def hide_unannounced() -> None:
+    """Where the guard alone holds processes: take away the ways to start and signal some that Python keeps silent on.
+
+    `subprocess` finds its helper as ever, which refuses; `import` of the real one is refused by the guard.
+    """
+    import sys
+
+    def fork_exec(*_: Any) -> None:
+        raise PermissionError("no other processes in the sandbox")
+
+    helper = type(sys)("_posixsubprocess")
+    helper.__dict__["fork_exec"] = fork_exec
+    sys.modules["_posixsubprocess"] = helper
+    vars(__import__("_signal")).pop("pidfd_send_signal", None)
 
 
 def make_file_check(folder: str) -> Callable[[str, tuple[Any, ...]], bool]:

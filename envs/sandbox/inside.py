@@ -1,66 +1,67 @@
-"""What happens in the program's own interpreter: run the program, then its tests, and say how it went.
+"""What happens in the program's own interpreter: run the program, then do what the tests ask of it, one by one.
 
-The program shares this interpreter with the code below, so the code below keeps its one secret, the nonce that makes
-a verdict a pass, where no Python code can look: in `main` the nonce lies on the value stack of a suspended
-expression, in no variable, no frame's `f_locals`, and nothing that `gc` tracks, while the program runs. The functions
-that are called after the program ran are on that stack too, or are bound in default values, so that what the program
-does to builtins, modules, globals and frames cannot change whether `all(...)` is true. What a failing program says of
-its failure is its own word; it cannot say "passed".
+The tests are not here, and neither is anything that a pass is made of: whatever the program does to this process, it
+can only change what is answered (see `examiner`). So this file takes no care against the program, except that an
+honest one which is careless with its builtins, modules and output still gets its answers out.
 
-This file imports nothing that a bare interpreter has not imported, `resource` apart: the program finds a fresh one.
+It imports nothing that a bare interpreter has not imported, `resource` apart: the program finds a fresh one.
 """
 
 from __future__ import annotations
 
 import os
-import sys  # a program may replace what modules hold: what is used after it ran has names here
-from _collections_abc import Callable
-from os import _exit, read, write
+import sys
+from _collections_abc import Iterator
+from os import _exit
 from sys import exc_info
 
 TYPE_CHECKING = False  # importing it from typing would double the interpreter's start
 if TYPE_CHECKING:
     from typing import Any
-else:
+
+    from envs.sandbox.peer import (
+        FRAMES_KEPT,
+        LONGEST_NAME,
+        RESERVE,
+        SOLUTION,
+        SPECIAL,
+        TESTS,
+        Gone,
+        Peer,
+        Unsendable,
+        base_of,
+        code_of,
+        name_of,
+        places_of,
+        text_of,
+    )
+else:  # the bootstrap runs `peer` and this file in one namespace
     Any = object
 
 CHANNEL = 3
-SOLUTION, TESTS, SETUP = "solution.py", "tests.py", "setup.py"
-_FAILED_OR_PASSED = (b"failed", b"passed")
-NONCE_BYTES = 32
-_LONGEST_NAME, _LONGEST_MESSAGE = 200, 4000
-_KEPT = 10  # frames at either end
-_ENOMEM = 12
-_RESERVE = 16 << 20  # bytes above the limit of memory, for the report of a failure
-_STARVED = b"d12:memory_limit11:MemoryError0:"
-
-Unit = tuple[bytes, Callable[..., object], tuple[Any, ...]]
-Place = tuple[str, int, str]
+_STREAMS = (sys.stdout, sys.stderr)
+# Equal to no data, and to themselves: said to have no `==` of their own.
+METHODS = (type(len), type(Peer.send.__get__(0)), type("".__len__))
 
 
-def main(
-    job: tuple[str, list[str], list[str]],
-    memory: int,
-    make_guard: Callable[..., Any],
-    rules: tuple[Any, ...],
-) -> None:
-    """Run (program, setup, tests) under the guard, send what came of it over the channel, end the process.
+def main(program: str, memory: int, guard: dict[str, Any], rules: tuple[Any, ...]) -> None:
+    """Run the program under the guard, serve the examiner at the channel, end the process.
 
+    guard: what the file of that name defines; rules: the arguments of its `make_guard`.
     memory: bytes of address space the process may have from here on, 0 for no limit.
     """
-    namespace = _prepare()
+    service = Service(_prepare())
     _limit_memory(memory)
-    report = _make_report()
-    sys.addaudithook(make_guard(*rules))
+    if rules[3]:
+        guard["hide_unannounced"]()
+    sys.addaudithook(guard["make_guard"](*rules))
     try:
-        write(CHANNEL, b"ready")
-        units = _compile_all(job, namespace, report)
-        if units is not None:
-            # Left to right: all but the outcome lies on the value stack before the program's first line runs.
-            write(
-                CHANNEL,
-                read(CHANNEL, NONCE_BYTES) + _FAILED_OR_PASSED[all(map(_make_step(report), units))],
-            )
+        service.send(b"H")
+        if service.receive() == (b"P", []):
+            service.answer(b"P", [program])
+            service.serve()
+    except Gone:  # the examiner has ended, or this is a child of the program's
+        pass
     finally:
         _exit(0)
 
@@ -75,7 +76,7 @@ def _prepare() -> dict[str, Any]:
     os.dup2(4, 0)
     os.close(4)
     os.set_inheritable(CHANNEL, False)
-    # Only this process has a say: a child finds nothing at the channel's number.
+    # Only this process is asked: a child finds nothing at the channel's number.
     os.register_at_fork(after_in_child=lambda dup2=os.dup2: dup2(0, CHANNEL, False))
     environ.clear()
     argv[:] = [SOLUTION]
@@ -92,166 +93,205 @@ def _limit_memory(most: int) -> None:
     import resource
 
     ceiling = resource.getrlimit(resource.RLIMIT_AS)[1]
-    if most and ceiling in (resource.RLIM_INFINITY, max(ceiling, most + _RESERVE)):
-        resource.setrlimit(resource.RLIMIT_AS, (most, most + _RESERVE))
+    if most and ceiling in (resource.RLIM_INFINITY, max(ceiling, most + RESERVE)):
+        resource.setrlimit(resource.RLIMIT_AS, (most, most + RESERVE))
 
 
-def _compile_all(
-    job: tuple[str, list[str], list[str]], namespace: dict[str, Any], report: Callable[..., None]
-) -> tuple[Unit, ...] | None:
-    """(note, function, arguments) in order; None when the program does not compile, which is then reported.
+class Service(Peer):
+    """The program's end of the channel.
 
-    Tests are the lines of one file, `tests.py`, one after another. A test that does not compile raises when its turn
-    comes. The last unit empties the buffers.
+    It is asked to run the program (`P`), to look up a name of the program's (`G`), to call something (`C`) or a
+    special method of its class (`O`), to give a name of the program's a module (`M`), and to end (`E`). It answers
+    with a value (`R`), an exception (`X`), that the program does not compile (`Y`), that there is no such name (`N`),
+    or why a value cannot be sent (`U`). Meanwhile it may ask for a call (`c`) or the next value (`n`) of what a test
+    handed to it.
     """
-    program, setup, tests = job
-    try:
-        code = compile(program, SOLUTION, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, OverflowError) as error:
-        # ValueError: a null byte (SyntaxError from 3.12 on) or a lone surrogate, which no source file can hold.
-        name = _name(type(error)) if issubclass(type(error), SyntaxError) else "SyntaxError"
-        _send("syntax_error", name, _text(error), _place_of(error, SOLUTION))
-        return None
-    except (RecursionError, MemoryError) as error:  # nested too deeply to compile
-        report(error)
-        return None
-    units: list[Unit] = [(b"", exec, (code, namespace))]
-    units += [_compiled(b"", source, SETUP, namespace) for source in setup]
-    above = 0
-    for index, source in enumerate(tests):
-        units.append(_compiled(b"t%d" % index, "\n" * above + source, TESTS, namespace))
-        above += len(lines_of(source))
-    units.append((b"", _flush, ()))
-    return tuple(units)
 
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        super().__init__(CHANNEL, first=1)
+        self.namespace = namespace
+        self.thread = __import__("_thread").get_ident
+        self.main_thread = self.thread()
 
-def _compiled(note: bytes, source: str, file: str, namespace: dict[str, Any]) -> Unit:
-    try:
-        return note, exec, (compile(source, file, "exec", dont_inherit=True), namespace)
-    except Exception as error:
-        return note, _throw, (error,)
+    def serve(self) -> None:
+        """Answer until there is nothing more to ask."""
+        while True:
+            tag, values = self.receive()
+            if tag == b"E":
+                flush()
+                self.send(b"R", None)
+                return
+            self.answer(tag, values)
 
-
-def _throw(error: Exception) -> None:
-    raise error
-
-
-def lines_of(source: str) -> list[str]:
-    """Lines as Python counts them; a newline at the end begins no line."""
-    lines = source.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    return lines[:-1] if len(lines) > 1 and lines[-1] == "" else lines
-
-
-def _make_step(report: Callable[..., None]) -> Callable[[Unit], bool]:
-    """A function that runs one unit and is true when it returned; reachable from no frame once `map` holds it."""
-
-    def step(unit: Unit, report: Callable[..., None] = report, write: Callable[..., int] = write) -> bool:
-        note, function, arguments = unit
-        if note:
-            write(3, note)
+    def answer(self, tag: bytes, values: list[Any]) -> None:
+        """Do one thing and say what came of it."""
         try:
-            function(*arguments)
+            if tag == b"C":
+                target, arguments, names, named = values
+                result = target(*arguments, **dict(zip(names, named)))  # noqa: B905
+            elif tag == b"O":
+                name, target, arguments = values
+                result = getattr(type(target), name)(target, *arguments)
+            elif tag == b"G":
+                if values[0] not in self.namespace:
+                    return self.send(b"N")
+                result = self.namespace[values[0]]
+            elif tag == b"M":
+                self.namespace[values[0]] = values[1]
+                result = None
+            else:
+                try:
+                    code = compile(values[0], SOLUTION, "exec", dont_inherit=True)
+                except (SyntaxError, ValueError, OverflowError) as error:
+                    return self.complain(error)
+                values.clear()
+                exec(code, self.namespace)
+                result = None
+            values.clear()
         except BaseException as error:  # whatever a program raises is its outcome
-            report(error, note)
-            return False
-        return True
+            return self.report(error)
+        flush()
+        try:
+            self.send(b"R", result)
+        except Unsendable as error:
+            self.send(b"U", f"{error}")
+        except MemoryError as error:
+            self.report(error)
 
-    return step
+    def complain(self, error: Exception) -> None:
+        """Say that the program does not compile."""
+        # ValueError: a null byte (SyntaxError from 3.12 on) or a lone surrogate, which no source file can hold.
+        is_syntax = issubclass(type(error), SyntaxError)
+        line = SyntaxError.__dict__["lineno"].__get__(error) if is_syntax else None
+        places = ((SOLUTION, line, "<module>"),) if type(line) is int and line > 0 else ()
+        self.send(b"Y", name_of(type(error)) if is_syntax else "SyntaxError", text_of(error), places)
+
+    def report(self, error: BaseException) -> None:
+        """Say what an exception was; the reserve of memory is for this."""
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        if soft != hard:
+            resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        try:
+            flush()
+            found, _ = places_of(exc_info()[2], (SOLUTION, TESTS).__contains__, FRAMES_KEPT)
+            beyond = object.__getattribute__(error, "__dict__").get("_places", ())
+            places = (*((file, line, function[:LONGEST_NAME]) for file, line, function in found), *beyond)
+            words = (name_of(type(error)), text_of(error), places)
+            try:
+                self.send(b"X", error, *words)
+            except Unsendable:
+                self.send(b"X", None, *words)
+        except MemoryError:  # not even the reserve is enough
+            self.send(b"X", MemoryError(), "MemoryError", "", ())
+        finally:
+            if soft != hard:
+                resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+    def ask(self, tag: bytes, *values: Any) -> Any:
+        """Have the examiner call, or take the next value of, what a test handed over. StopIteration at its end."""
+        if self.thread() != self.main_thread:
+            raise RuntimeError("what a test handed over works in the main thread only")
+        flush()
+        self.send(tag, *values)
+        while True:
+            tag, found = self.receive()
+            if tag == b"R":
+                return found[0]
+            if tag == b"S":
+                raise StopIteration
+            if tag == b"X":
+                error, places = found
+                error._places = places
+                raise error.with_traceback(None)  # where it came from is in the places
+            self.answer(tag, found)
+
+    # What is no data
+
+    def kind_of(self, value: Any) -> bytes:
+        """An exception, a class, data of a class of the program's, or a handle."""
+        kinds = mro_of(type(value))
+        if type in kinds:
+            return b"K"
+        return data_of(type(value)) or (b"e" if BaseException in kinds else b"o")
+
+    def put_class(self, out: bytearray, value: Any, code: bytes, depth: int) -> None:
+        """The class of a handle; that of plain data goes without saying."""
+        kind = type(value)
+        self.put(out, None if code == b"K" or code_of(kind) else kind, depth + 1)
+
+    def put_content(self, out: bytearray, code: bytes, value: Any, depth: int) -> None:
+        """What there is to say of an object."""
+        if code == b"e":
+            written = self.attempt(BaseException.__dict__["args"].__get__(value), depth)
+            if written is None:
+                self.put(out, (), depth)
+            else:
+                out += written
+        elif code == b"K":
+            kinds = mro_of(value)
+            own = () if value in METHODS else kinds[:-1]
+            special = {
+                name for kind in own for name in type.__dict__["__dict__"].__get__(kind) if name in SPECIAL
+            }
+            if value in METHODS:
+                special.add("__call__")
+            fields = getattr(value, "_fields", None) if tuple in kinds else None
+            if type(fields) is not tuple or not all(type(each) is str for each in fields):
+                fields = None
+            bases = type.__dict__["__bases__"].__get__(value)
+            for part in (name_of(value), bases, tuple(sorted(special)), fields):
+                self.put(out, part, depth + 1)
+        elif code != b"o":
+            super().put_content(out, code, value, depth)
+
+    def get_object(self, number: int, code: bytes, kind: Any, depth: int) -> Any:
+        """What a test handed over: what a module of the library has, a function, an iterator, an exception."""
+        made: Any
+        name = self.get(depth) if code in b"&pn" else ""
+        if code == b"p":
+
+            def made(*arguments: Any, **named: Any) -> Any:
+                return self.ask(b"c", made, arguments, tuple(named), tuple(named.values()))
+
+            made.__name__ = made.__qualname__ = name
+        elif code == b"&":
+            made = __import__("importlib").import_module(name)
+            for part in self.get(depth):
+                made = getattr(made, part)
+        elif code == b"n":
+            made = self._values(number)
+        elif code == b"e":
+            made = kind(*self.get(depth))
+        else:
+            return super().get_object(number, code, kind, depth)
+        self.keep(number, made)
+        return made
+
+    def _values(self, number: int) -> Iterator[Any]:
+        while True:
+            try:
+                value = self.ask(b"n", self.objects[number])
+            except StopIteration:
+                return
+            yield value
 
 
-def _flush() -> None:
+def mro_of(kind: type) -> tuple[type, ...]:
+    """A class and its bases, whatever its metaclass says of them."""
+    return type.__dict__["__mro__"].__get__(kind)
+
+
+def data_of(kind: type) -> bytes:
+    """How the plain type that a class derives from is written; empty if from none."""
+    return code_of(base_of(kind))
+
+
+def flush() -> None:
+    """Write out what was printed."""
     for stream in _STREAMS:
         try:
             stream.flush()
         except Exception:  # closed or replaced by the program: there is nothing to keep
             continue
-
-
-_STREAMS = (sys.stdout, sys.stderr)
-
-
-def _make_report() -> Callable[..., None]:
-    """A function that sends what an exception was; it first takes the reserve of memory, and stops signals."""
-    import resource
-
-    signals = __import__("_signal")  # not `signal`, which imports much that a bare interpreter has not
-
-    def report(error: BaseException, note: bytes = b"") -> None:
-        try:
-            tell(error, note)
-        except MemoryError:  # not even the reserve is enough
-            write(CHANNEL, _STARVED)
-
-    def tell(error: BaseException, note: bytes) -> None:
-        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-        if soft != hard:
-            resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-        signals.pthread_sigmask(signals.SIG_BLOCK, signals.valid_signals())
-        _flush()
-        kind = type(error)
-        places, innermost = _places()
-        outcome = _outcome(error, kind, innermost == TESTS and note != b"")
-        if note and not places:
-            places = _place_of(error, TESTS)
-        _send(outcome, _name(kind), _text(error), places)
-
-    return report
-
-
-def _outcome(error: BaseException, kind: type, raised_by_a_test: bool) -> str:
-    if issubclass(kind, (SystemExit, KeyboardInterrupt)):
-        return "exited"
-    if issubclass(kind, MemoryError):
-        return "memory_limit"
-    if issubclass(kind, OSError) and OSError.__dict__["errno"].__get__(error) == _ENOMEM:
-        return "memory_limit"
-    return "test_failure" if raised_by_a_test and issubclass(kind, AssertionError) else "runtime_error"
-
-
-def _places() -> tuple[list[Place], str]:
-    """Frames of the exception being handled, outermost first, and the file of the innermost of all."""
-    first: list[Any] = []
-    last: list[Any] = []
-    innermost = ""
-    entry = exc_info()[2]
-    while entry is not None:
-        innermost = entry.tb_frame.f_code.co_filename
-        if innermost in (SOLUTION, TESTS):
-            if len(first) < _KEPT:
-                first.append(entry)
-            else:
-                last.append(entry)
-                if len(last) > _KEPT:
-                    del last[0]
-        entry = entry.tb_next
-    # A line number is looked up when it is asked for: only those of the frames that are kept.
-    kept = ((each.tb_frame.f_code, each.tb_lineno or 0) for each in first + last)
-    return [(code.co_filename, line, code.co_name) for code, line in kept], innermost
-
-
-def _place_of(error: BaseException, file: str) -> list[Place]:
-    """The one place of an error that compiling raised, if it names one."""
-    line = SyntaxError.__dict__["lineno"].__get__(error) if issubclass(type(error), SyntaxError) else None
-    return [(file, line, "<module>")] if type(line) is int and line > 0 else []
-
-
-def _name(kind: type) -> str:
-    name = type.__dict__["__name__"].__get__(kind)  # a metaclass may have another idea of it
-    return str.__getitem__(name, slice(0, _LONGEST_NAME))
-
-
-def _text(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except BaseException:  # its __str__ is the program's
-        return "<exception str() failed>"
-    return str.__getitem__(text, slice(0, _LONGEST_MESSAGE))
-
-
-def _send(outcome: str, name: str, message: str, places: list[Place]) -> None:
-    """One message: each field as its length, a colon, and its bytes."""
-    fields = [outcome, name, message]
-    for file, line, function in places:
-        fields += [file, f"{line}", str.__getitem__(function, slice(0, _LONGEST_NAME))]
-    encoded = [field.encode("utf-8", "backslashreplace") for field in fields]
-    write(CHANNEL, b"d" + b"".join(b"%d:%b" % (len(each), each) for each in encoded))

@@ -25,6 +25,7 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC = 1, 2, 4, 8  # of mount_setattr
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_PR_SET_DUMPABLE = 4
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _PR_SET_CHILD_SUBREAPER = 1, 22, 38, 36
 _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -89,6 +90,11 @@ def _prctl(option: int, value: int) -> None:
 def die_with_parent() -> None:
     """Ask for SIGKILL when the parent ends."""
     _prctl(_PR_SET_PDEATHSIG, 9)
+
+
+def close_to_others() -> None:
+    """No process without privileges may trace this one, read its memory or take its descriptors, of whatever user."""
+    _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def adopt_orphans() -> None:

@@ -48,7 +48,7 @@ def make_private_folder(file_mb: int, owner: int) -> None:
     """Mount an empty folder in memory at FOLDER, in this process's own mount namespace, and go there."""
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
     size = f"size={_ROOM_FOR * file_mb}m,nr_inodes={_FILES_IN_FOLDER}"
-    kernel.mount("tmpfs", FOLDER, "tmpfs", flags, f"mode=700,uid={owner},gid={owner},{size}")
+    kernel.mount("tmpfs", FOLDER, "tmpfs", flags, f"mode=770,uid={owner},gid={owner},{size}")
     os.chdir(FOLDER)
 
 

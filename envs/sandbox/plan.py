@@ -63,7 +63,8 @@ class Setting:
 
     command: the interpreter and its arguments. readable: what the program may read. extensions: folders of the
     interpreter's extension modules. memory_base: bytes of address space of a fresh interpreter, 0 where they cannot
-    be measured (memory is then not limited). payload: the code that runs in the program's interpreter.
+    be measured (memory is then not limited). payload: the code that runs in the program's interpreter. own_memory: the
+    same as memory_base for the server, of which the process that runs the tests is a fork.
     """
 
     plan: Plan
@@ -73,4 +74,5 @@ class Setting:
     readable: tuple[str, ...]
     extensions: tuple[str, ...]
     memory_base: int
-    payload: tuple[bytes, bytes]
+    payload: tuple[bytes, ...]
+    own_memory: int

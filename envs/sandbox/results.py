@@ -10,6 +10,7 @@
 | `memory_limit` | MemoryError, or an OSError that says "cannot allocate memory", ended it |
 | `output_limit` | it wrote more than the limit to standard output or error, whatever else it did |
 | `exited` | SystemExit, KeyboardInterrupt, `os._exit` or the like came before the verdict |
+| `unverifiable` | a test would take the program's word for its verdict, see `examiner`; or a value cannot be sent |
 | `killed` | a signal ended it, from itself or from the kernel (a crash of the interpreter) |
 """
 
@@ -29,6 +30,7 @@ OUTCOMES = (
     "output_limit",
     "exited",
     "killed",
+    "unverifiable",
 )
 
 

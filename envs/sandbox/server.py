@@ -22,11 +22,13 @@ from envs.sandbox.wire import read_to_end, receive, send, write_all
 
 _OWN_CODE = 2 << 20  # bytes for the code that runs the program: the interpreter grows by whole MiB
 _REHEARSAL_LIMITS = Limits(wall_s=10.0)
-# It reads from the interpreter, writes to its folder, and meets its descriptors.
+# It reads from the interpreter, writes to its folder, meets its descriptors, and answers.
 _REHEARSAL = {
-    "program": "import string\nwith open('note', 'w') as file:\n    file.write(string.digits)\n",
+    "program": "import string\nwith open('note', 'w') as file:\n    file.write(string.digits)\n"
+    "def note():\n    with open('note') as file:\n        return file.read()\n",
     "setup": [],
-    "tests": ["assert open('note').read() == '0123456789'"],
+    "tests": ["assert note() == '0123456789'"],
+    "names": [],
 }
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/nix/store", "/gnu/store")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
@@ -81,6 +83,7 @@ def _describe(limits: Limits) -> plan.Setting:
         extensions=tuple(path + os.sep for path in libraries),
         memory_base=_fresh_address_space(command[0]),
         payload=bootstrap.payload(),
+        own_memory=_own_address_space(),
     )
 
 
@@ -98,6 +101,15 @@ def _fresh_address_space(interpreter: str) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE") + _OWN_CODE if pages else 0
 
 
+def _own_address_space() -> int:
+    """Bytes of address space of this process; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE") + _OWN_CODE
+    except OSError:
+        return 0
+
+
 def _impossible(setting: plan.Setting) -> str:
     """Why a plan cannot even be tried here, or ""."""
     wanted = setting.plan
@@ -112,8 +124,10 @@ def _enter(setting: plan.Setting, folder: str) -> str:
     """Put the plan in force for this process; the parent of private folders, "" where they are made in memory."""
     if setting.plan.namespaces:
         namespaces.enter(setting.readable, folder, setting.machine, setting.plan.two_users)
+        kernel.close_to_others()
         return ""
     if kernel.AVAILABLE:
+        kernel.close_to_others()
         kernel.adopt_orphans()
     return tempfile.mkdtemp(prefix="backfire-sandbox-", dir=folder)
 

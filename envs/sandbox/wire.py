@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import time
 from typing import Any
 
 HEADER = 8
@@ -52,3 +54,22 @@ def write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+def write_in_time(descriptor: int, data: bytes, seconds: float) -> bool:
+    """Write all of it to a pipe, or what its reader takes in so many seconds; whether it was all."""
+    deadline = time.monotonic() + seconds
+    os.set_blocking(descriptor, False)
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    view = memoryview(data)
+    while view:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        if poll.poll(left * 1000):
+            try:
+                view = view[os.write(descriptor, view) :]
+            except BlockingIOError:  # less room than a whole piece takes
+                time.sleep(0.001)
+    return True

@@ -42,11 +42,11 @@ class Worker:
             self._start()
         return self._isolation
 
-    def run(self, program: str, tests: list[str], setup: list[str]) -> ExecResult:
+    def run(self, program: str, tests: list[str], setup: list[str], names: list[str]) -> ExecResult:
         """One result. A program whose server dies twice is `killed`; RuntimeError when no program can be run."""
         begin = time.monotonic()
         for _ in range(2):
-            answer = self._ask({"program": program, "tests": tests, "setup": setup})
+            answer = self._ask({"program": program, "tests": tests, "setup": setup, "names": names})
             if answer is not None and "error" in answer:
                 self.close()
                 raise RuntimeError(f"the sandbox could not run a program: {answer['error']}")
@@ -85,7 +85,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,  # empty but for an interpreter that does not start
             bufsize=0,
-            env={},
+            env={"PYTHONHASHSEED": "0"},  # the tests run in a fork of it
             cwd="/",
             start_new_session=True,  # an interrupt at the keyboard is for the client, which closes in its own time
         )
