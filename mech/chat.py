@@ -11,22 +11,34 @@ never doubled. Where a template cannot take the messages, a documented fallback 
   its text and a blank line; the prompt ends in `Assistant:` and a line break, as a recorded action begins;
 - the template refuses a system turn (Gemma): its text and a blank line are put before the first user turn;
 - the template refuses two turns of one role in a row: their texts are joined by a blank line into one turn.
+
+**Where a message stands** in the text is found in that text: the transcript is written once more with a mark in the
+message's place. What the template made of the message is compared with it to the letter, and what differs is noted.
+
+**Special tokens** come from the template alone. What a message or an action spells as one (`mech.special_tokens`) is
+text, and noted, unless the model was opened with `special_in_content`; then it is read as the tokenizer reads it, and
+noted.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from jinja2 import TemplateError
 
 from mech.errors import InputError
+from mech.special_tokens import CharSpan, special_tokens
 
 Message = dict[str, str]
-"""`{"role": "system" | "user" | "assistant", "content": text}`."""
+"""`{"role": one of ROLES, "content": text}`."""
+
+ROLES = ("system", "user", "assistant", "tool")
+"""Every role that a message may have; whether a template knows it is found by rendering (`require_role`)."""
 
 TEMPLATE_SETTINGS: dict[str, Any] = {"enable_thinking": False, "date_string": "26 Jul 2024"}
 """Chat-template variables this project fixes, passed to every template whose text names them: Qwen3 otherwise
@@ -36,9 +48,8 @@ PLAIN = "plain transcript (the model has no chat template)"
 SYSTEM_FOLDED = "system text put before the first user turn (the template refuses a system turn)"
 TURNS_MERGED = "consecutive turns of one role merged (the template refuses them)"
 BOS_ADDED = "beginning-of-sequence token added (the tokenizer adds one, the template does not)"
-CONTENT_CHANGED = "the template leaves out or changes part of a message"
 
-_ROLES = ("system", "user", "assistant")
+_PLAIN_NOTES: tuple[str, ...] = (PLAIN,)
 _PLAIN_FORMAT = "Role:\\ncontent\\n\\n"
 
 
@@ -54,14 +65,29 @@ class Speaker(Protocol):
     def chat_template_kwargs(self) -> dict[str, Any]:
         """What is passed to the chat template besides the messages."""
 
+    @property
+    def special_in_content(self) -> bool:
+        """Whether special tokens that a message spells become real ones."""
+
 
 @dataclass(frozen=True)
 class Rendering:
-    """A transcript as text and as ids; `notes` names the fallbacks used, normally none."""
+    """A transcript as text and as ids.
+
+    Attributes:
+        text: what the template wrote.
+        ids: its ids.
+        notes: the fallbacks used, what the template changed and what messages spell, normally none.
+        places: for each message, where `text` holds what the template made of it: first character and the one after
+            the last. None: it is not there, or more than once, or the template's own words depend on what it says.
+        content: every such place, in order; None where it cannot be told.
+    """
 
     text: str
     ids: tuple[int, ...]
     notes: tuple[str, ...] = ()
+    places: tuple[CharSpan | None, ...] = ()
+    content: tuple[CharSpan, ...] | None = ()
 
 
 @dataclass(frozen=True)
@@ -69,11 +95,13 @@ class Action:
     """The ids of an action after its prompt.
 
     `boundary_merged`: the tokenizer joins the prompt's last characters with the action's first, so that the
-    prompt's ids are not a prefix of the whole; `ids` are then those of the action tokenised alone.
+    prompt's ids are not a prefix of the whole; `ids` are then those of the action tokenised alone. `notes`: what it
+    spells.
     """
 
     ids: tuple[int, ...]
     boundary_merged: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def template_text(tokenizer: Any) -> str | None:
@@ -91,21 +119,21 @@ def render(model: Speaker, messages: Sequence[Message], *, generation_prompt: bo
     """Messages as the model reads them, with the opening of the assistant's turn unless told otherwise.
 
     Raises:
-        InputError: no messages, an unknown role, a template that takes none of the fallbacks, or a
-            beginning-of-sequence token that is doubled or miscounted.
+        InputError: no messages, an unknown role, a template that takes none of the fallbacks, a
+            beginning-of-sequence token that is doubled or miscounted, or a message that spells a special token which
+            cannot be read as text.
     """
     _check_messages(messages)
-    if model.tokenizer.chat_template:
-        text, notes = _through_template(model, messages, generation_prompt)
-    else:
-        text, notes = _plain(messages, generation_prompt), (PLAIN,)
-    bos = model.tokenizer.bos_token
-    if _adds_bos(model.tokenizer) and not text.startswith(bos):
-        text = bos + text
-        notes += (BOS_ADDED,) if PLAIN not in notes else ()
-    ids = encode(model, text)
-    _check_bos(model.tokenizer, text, ids)
-    return Rendering(text, ids, notes)
+    written = _Written.by(model, messages, generation_prompt)
+    text, areas = written.text, written.areas
+    content = _apart(areas)
+    if content is None:
+        _refuse_hidden_specials(model, messages)
+    ids, spelt = _read(model, text, content or ())
+    _check_bos(model, text, ids, content or ())
+    notes = (*written.notes, *_changes(messages, text, areas), *_spelt(model, "a message", spelt, text))
+    places = tuple(area[0] if area is not None and len(area) == 1 else None for area in areas)
+    return Rendering(text, ids, notes, places, content)
 
 
 def prompt_ids(model: Speaker, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -113,18 +141,79 @@ def prompt_ids(model: Speaker, messages: Sequence[Message]) -> tuple[int, ...]:
     return render(model, messages).ids
 
 
+def shared_length(model: Speaker, opening: Sequence[Message]) -> int:
+    """How many leading tokens all prompts share that open with these messages and go on with a user's turn.
+
+    Found by ids: the tokens that the prompt shares with the same prompt under another goal. A template that folds the
+    system text into the first user turn is no exception.
+    """
+    one, other = ([*opening, {"role": "user", "content": text}] for text in ("0", "Z"))
+    return shared_prefix(render(model, one).ids, render(model, other).ids)
+
+
 def action_ids(model: Speaker, prompt: Rendering, action: str) -> Action:
     """The ids of an action after a prompt, found in the ids of prompt and action together.
 
     Raises:
-        InputError: the action is empty.
+        InputError: the action is empty, or spells a special token that cannot be read as text.
     """
     if not action:
         raise InputError("An action to be scored is empty: give its text.")
-    joint = encode(model, prompt.text + action)
+    start = len(prompt.text)
+    area = (start, start + len(action))
+    joint, spelt = _read(model, prompt.text + action, (*(prompt.content or ()), area))
+    notes = _spelt(model, "the action", [place for place in spelt if place[1] > start], prompt.text + action)
     if shared_prefix(prompt.ids, joint) == len(prompt.ids) < len(joint):
-        return Action(joint[len(prompt.ids) :])
-    return Action(encode(model, action), boundary_merged=True)
+        return Action(joint[len(prompt.ids) :], notes=notes)
+    return Action(text_ids(model, action), boundary_merged=True, notes=notes)
+
+
+def text_ids(model: Speaker, text: str) -> tuple[int, ...]:
+    """The ids of a text that no template wrote, a message's or an action's: special tokens in it are text.
+
+    Raises:
+        InputError: it spells a special token that cannot be read as text.
+    """
+    return _read(model, text, ((0, len(text)),))[0]
+
+
+def tokens_at(model: Speaker, rendering: Rendering, place: CharSpan) -> range:
+    """The tokens of a rendering that hold some of these characters; empty where there are none.
+
+    Raises:
+        InputError: the tokenizer does not tell where its tokens stand.
+    """
+    known = special_tokens(model.tokenizer)
+    own = model.special_in_content or rendering.content is None
+    reading = known.read(
+        rendering.text,
+        known.found(rendering.text) if own else known.written(rendering.text, rendering.content or ()),
+    )
+    if reading.ids != rendering.ids:
+        raise InputError("This tokenizer does not tell where in a text its tokens stand.")
+    start, stop = place
+    held = [at for at, (begin, end) in enumerate(reading.places) if begin < stop and end > start]
+    return range(held[0], held[-1] + 1) if held else range(0)
+
+
+def require_role(model: Speaker, role: str) -> None:
+    """Raise InputError where the chat template does not write turns of this role after an assistant's turn."""
+    turns: list[Message] = [
+        {"role": "system", "content": "Answer with one call."},
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": "go()"},
+        {"role": role, "content": "gone"},
+    ]
+    why = "its template leaves them out"
+    try:
+        if render(model, turns).places[-1] is not None:
+            return
+    except InputError as error:
+        why = str(error).rstrip(".")
+    raise InputError(
+        f"The model does not take observations in the role '{role}' ({why}): choose another 'observation_role' in the "
+        "wording."
+    )
 
 
 def end_of_turn_id(model: Speaker) -> int:
@@ -150,7 +239,7 @@ def end_of_turn_id(model: Speaker) -> int:
 
 
 def encode(model: Speaker, text: str) -> tuple[int, ...]:
-    """The ids of a text, special tokens in it recognised and none added."""
+    """The ids of a text as the tokenizer reads it: special tokens in it recognised and none added."""
     return tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -186,41 +275,215 @@ def _check_messages(messages: Sequence[Message]) -> None:
     if not messages:
         raise InputError("A transcript without messages cannot be rendered.")
     for message in messages:
-        if message["role"] not in _ROLES:
-            raise InputError(f"'{message['role']}' is not a role: use {', '.join(_ROLES)}.")
+        if message["role"] not in ROLES:
+            raise InputError(f"'{message['role']}' is not a role: use {', '.join(ROLES)}.")
+
+
+Areas = tuple[tuple[CharSpan, ...] | None, ...]
+"""For each message the places where the text holds it; None where these cannot be told."""
+
+
+@dataclass(frozen=True)
+class _Written:
+    """The text of a transcript, where it holds each message, and the fallbacks that were used."""
+
+    text: str
+    areas: Areas
+    notes: tuple[str, ...]
+
+    @classmethod
+    def by(cls, model: Speaker, messages: Sequence[Message], generation_prompt: bool) -> _Written:
+        """Messages through the model's template, in the first form that it takes, or as a plain transcript."""
+        if not model.tokenizer.chat_template:
+            write, notes = _plain_writer(generation_prompt), _PLAIN_NOTES
+            text = write(messages)
+        else:
+            text, write, notes = _through_template(model, messages, generation_prompt)
+        areas = _find(write, messages, text)
+        bos = model.tokenizer.bos_token
+        if _adds_bos(model.tokenizer) and not _opens_with(text, bos, areas):
+            text = bos + text
+            notes += (BOS_ADDED,) if PLAIN not in notes else ()
+            shift = len(bos)
+            areas = tuple(
+                area and tuple((start + shift, stop + shift) for start, stop in area) for area in areas
+            )
+        return cls(text, areas, notes)
+
+
+Writer = Callable[[Sequence[Message]], str]
 
 
 def _through_template(
     model: Speaker, messages: Sequence[Message], generation_prompt: bool
-) -> tuple[str, tuple[str, ...]]:
-    """The first form of the messages that the template takes, with the names of what was changed."""
+) -> tuple[str, Writer, tuple[str, ...]]:
+    """The first form of the messages that the template takes: its text, how it is written, what was changed."""
+
+    def writer(form: Form) -> Writer:
+        return lambda turns: str(
+            model.tokenizer.apply_chat_template(
+                form(list(turns)),
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **model.chat_template_kwargs,
+            )
+        )
+
     refusal: TemplateError | None = None
     for form, notes in _forms(messages):
+        write = writer(form)
         try:
-            text = model.tokenizer.apply_chat_template(
-                form, tokenize=False, add_generation_prompt=generation_prompt, **model.chat_template_kwargs
-            )
+            return write(messages), write, notes
         except TemplateError as error:
             refusal = refusal or error
-            continue
-        if any(message["content"].strip() not in text for message in form):
-            notes += (CONTENT_CHANGED,)
-        return str(text), notes
     roles = ", ".join(message["role"] for message in messages)
     raise InputError(f"The model's chat template refuses the turns {roles}: {refusal}") from refusal
 
 
-def _forms(messages: Sequence[Message]) -> Iterator[tuple[list[Message], tuple[str, ...]]]:
-    """The messages as they are, then with the least change that a stricter template may want."""
+def _find(write: Writer, messages: Sequence[Message], text: str) -> Areas:
+    """Where a written transcript holds each message: the transcript written again, with marks, tells it.
+
+    First with all marks at once; if the text is not that with the messages put in, since the template changes one or
+    words something by what it says, each is marked alone.
+    """
+    marks = _marks({*text, *(letter for message in messages for letter in message["content"])}, len(messages))
+    marked = [{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]
+    try:
+        whole = write(marked)
+    except TemplateError:
+        whole = ""
+    found: list[list[CharSpan]] = [[] for _ in messages]
+    made = ""
+    for part in re.split(f"([{marks[0]}-{marks[-1]}])", whole):
+        if part and part in marks:
+            said = messages[marks.index(part)]["content"]
+            found[marks.index(part)].append((len(made), len(made) + len(said)))
+            part = said
+        made += part
+    if made == text:
+        return tuple(map(tuple, found))
+    return tuple(_find_one(write, messages, at, marks[at], text) for at in range(len(messages)))
+
+
+def _find_one(
+    write: Writer, messages: Sequence[Message], at: int, mark: str, text: str
+) -> tuple[CharSpan, ...] | None:
+    """Where the text holds one message: what stands there where the same transcript has the mark."""
+    marked = [*messages[:at], {**messages[at], "content": mark}, *messages[at + 1 :]]
+    try:
+        parts = write(marked).split(mark)
+    except TemplateError:
+        return None
+    times, rest = len(parts) - 1, len(text) - sum(map(len, parts))
+    if not times:
+        return () if parts == [text] else None
+    if rest < 0 or rest % times:
+        return None
+    length = rest // times
+    said = text[len(parts[0]) : len(parts[0]) + length]
+    if said.join(parts) != text:
+        return None
+    starts = [len(said.join(parts[: number + 1])) for number in range(times)]
+    return tuple((start, start + length) for start in starts)
+
+
+def _marks(used: set[str], count: int) -> list[str]:
+    """As many characters of private use, in a row, none of which is used."""
+    first = next(
+        start
+        for start in range(0x100000, 0x10FF00, count)
+        if not used & set(map(chr, range(start, start + count)))
+    )
+    return list(map(chr, range(first, first + count)))
+
+
+def _apart(areas: Areas) -> tuple[CharSpan, ...] | None:
+    """All places in order; None where one cannot be told or two overlap."""
+    if any(area is None for area in areas):
+        return None
+    places = sorted(place for area in areas if area for place in area)
+    if any(one[1] > other[0] for one, other in zip(places, places[1:], strict=False)):
+        return None
+    return tuple(places)
+
+
+def _changes(messages: Sequence[Message], text: str, areas: Areas) -> tuple[str, ...]:
+    """What the template made of messages that it did not write as they are, by kind: one note a kind."""
+    kinds: dict[str, list[str]] = {}
+    for number, (message, area) in enumerate(zip(messages, areas, strict=True), 1):
+        kind = _change(message["content"], text, area)
+        if kind:
+            kinds.setdefault(kind, []).append(f"{number} ({message['role']})")
+    return tuple(f"the template {kind} message {', '.join(which)}" for kind, which in kinds.items())
+
+
+def _change(content: str, text: str, area: tuple[CharSpan, ...] | None) -> str | None:
+    """What the template did to a message, None where it stands in the text once and to the letter."""
+    if area is None:
+        return "words something by what stands in"
+    if not area:
+        return "leaves out" if content else None
+    if len(area) > 1 and content:
+        return "writes more than once"
+    found = text[slice(*area[0])]
+    if found == content:
+        return None
+    if found.strip() == content.strip():
+        return "trims"
+    if found.split() == content.split() or "".join(found.split()) == "".join(content.split()):
+        return "changes white space in"
+    if found.casefold() == content.casefold():
+        return "changes the case of"
+    return "leaves out part of" if found in content else "rewrites"
+
+
+def _read(model: Speaker, text: str, content: Sequence[CharSpan]) -> tuple[tuple[int, ...], list[CharSpan]]:
+    """The ids of a text, and the special tokens that `content` spells: text there, unless they are allowed."""
+    known = special_tokens(model.tokenizer)
+    spelt = known.in_content(text, content)
+    if not spelt or model.special_in_content:
+        return encode(model, text), spelt
+    return known.read(text, known.written(text, content)).ids, spelt
+
+
+def _spelt(model: Speaker, what: str, places: Sequence[CharSpan], text: str) -> tuple[str, ...]:
+    """A note that names what is spelt at these places of the text, if anything is."""
+    if not places:
+        return ()
+    names = " ".join(sorted({text[start:stop] for start, stop in places}))
+    how = "special tokens, which is allowed" if model.special_in_content else "text"
+    return (f"{what} spells {names}: read as {how}",)
+
+
+def _refuse_hidden_specials(model: Speaker, messages: Sequence[Message]) -> None:
+    """Where the messages' places cannot be told, none of them may spell a special token, in any case of letters."""
+    if model.special_in_content:
+        return
+    control = {text.casefold(): text for text in special_tokens(model.tokenizer).ids}
+    for number, message in enumerate(messages, 1):
+        said = message["content"].casefold()
+        spelt = next((text for low, text in control.items() if low in said), None)
+        if spelt is not None:
+            raise InputError(
+                f"The chat template words something by what stands in message {number} ({message['role']}), which "
+                f"spells {spelt}: that cannot be told from the template's own."
+            )
+
+
+Form = Callable[[list[Message]], list[Message]]
+
+
+def _forms(messages: Sequence[Message]) -> Iterator[tuple[Form, tuple[str, ...]]]:
+    """How the messages are given: as they are, then with the least change that a stricter template may want."""
     plain = list(messages)
     folded = _fold_system(plain)
-    yield plain, ()
+    yield list, ()
     if folded != plain:
-        yield folded, (SYSTEM_FOLDED,)
-    if (merged := _merge_turns(plain)) != plain:
-        yield merged, (TURNS_MERGED,)
-    if folded != plain and (merged := _merge_turns(folded)) != folded:
-        yield merged, (SYSTEM_FOLDED, TURNS_MERGED)
+        yield _fold_system, (SYSTEM_FOLDED,)
+    if _merge_turns(plain) != plain:
+        yield _merge_turns, (TURNS_MERGED,)
+    if folded != plain and _merge_turns(folded) != folded:
+        yield lambda turns: _merge_turns(_fold_system(turns)), (SYSTEM_FOLDED, TURNS_MERGED)
 
 
 def _fold_system(messages: list[Message]) -> list[Message]:
@@ -242,9 +505,11 @@ def _merge_turns(messages: list[Message]) -> list[Message]:
     return merged
 
 
-def _plain(messages: Sequence[Message], generation_prompt: bool) -> str:
-    parts = [f"{message['role'].capitalize()}:\n{message['content']}\n\n" for message in messages]
-    return "".join(parts) + ("Assistant:\n" if generation_prompt else "")
+def _plain_writer(generation_prompt: bool) -> Writer:
+    end = "Assistant:\n" if generation_prompt else ""
+    return lambda messages: "".join(
+        [*(f"{message['role'].capitalize()}:\n{message['content']}\n\n" for message in messages), end]
+    )
 
 
 def _adds_bos(tokenizer: Any) -> bool:
@@ -252,18 +517,26 @@ def _adds_bos(tokenizer: Any) -> bool:
     return tokenizer.bos_token_id is not None and tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
 
 
-def _check_bos(tokenizer: Any, text: str, ids: Sequence[int]) -> None:
+def _opens_with(text: str, bos: str, areas: Areas) -> bool:
+    """Whether the text begins with this token, written by the template and not by a message."""
+    within = any(start < len(bos) and stop > start for area in areas if area for start, stop in area)
+    return text.startswith(bos) and not within
+
+
+def _check_bos(model: Speaker, text: str, ids: Sequence[int], content: Sequence[CharSpan]) -> None:
     """One beginning-of-sequence id for each time the rendered text writes it, and not two at the start."""
-    bos = tokenizer.bos_token_id
+    bos, name = model.tokenizer.bos_token_id, model.tokenizer.bos_token
     if bos is None:
         return
     if list(ids[:2]) == [bos, bos]:
-        raise InputError(
-            f"The prompt begins with two '{tokenizer.bos_token}' tokens: its template doubles it."
-        )
-    written, found = text.count(tokenizer.bos_token), list(ids).count(bos)
+        raise InputError(f"The prompt begins with two '{name}' tokens: its template doubles it.")
+    borders = [0, *(border for place in content for border in place), len(text)]
+    if model.special_in_content:
+        borders = [0, len(text)]
+    pieces = [text[start:stop] for start, stop in zip(borders[::2], borders[1::2], strict=True)]
+    written, found = sum(piece.count(name) for piece in pieces), list(ids).count(bos)
     if written != found:
         raise InputError(
-            f"The prompt writes '{tokenizer.bos_token}' {written} times and its ids hold {found}: "
+            f"The prompt writes '{name}' {written} times and its ids hold {found}: "
             "the tokenizer adds or drops that token."
         )

@@ -15,10 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from mech.chat import ROLES
 from mech.errors import InputError
 
 DEFAULT_WORDING = Path(__file__).parent / "wordings" / "default.json"
-_ROLES = ("user", "tool", "system")
+OBSERVATION_ROLES = tuple(role for role in ROLES if role != "assistant")
+"""Roles that an observation may have; whether a model's template knows one is found when the model is opened."""
 _PLACEHOLDERS = ("index", "tool", "gloss")
 _TEXTS = (
     "observation_role",
@@ -94,9 +96,9 @@ def load_wording(path: str | os.PathLike[str] = DEFAULT_WORDING) -> Wording:
         if not isinstance(value, str):
             raise InputError(f"The wording file '{name}' needs a text under '{key}'.")
         texts[key] = value
-    if texts["observation_role"] not in _ROLES:
+    if texts["observation_role"] not in OBSERVATION_ROLES:
         raise InputError(
-            f"The 'observation_role' in the wording file '{name}' must be one of {', '.join(_ROLES)}."
+            f"The 'observation_role' in the wording file '{name}' must be one of {', '.join(OBSERVATION_ROLES)}."
         )
     _check_template(texts["abstract_template"], "abstract_template", _PLACEHOLDERS, name)
     optional = {"abstract_forbids_template": _PLACEHOLDERS, "pad_template": ("neutral", "filler")}

@@ -37,6 +37,7 @@ class Speaker:
 
     tokenizer: Any
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    special_in_content: bool = False
 
 
 def with_template(tokenizer: Any, template: str | None) -> Speaker:

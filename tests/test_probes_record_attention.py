@@ -11,7 +11,7 @@ from mech.engine import Engine
 from mech.errors import InputError
 from mech.model import Model
 from mech.transcript_induction import TRANSCRIPT_SCORES
-from probes.record_attention import RECORD_ATTENTION, mean_by_head, record_attention
+from probes.record import RECORD_ATTENTION, mean_by_head, record_attention
 from probes.scoring import asks
 from probes.wording import load_wording
 from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
