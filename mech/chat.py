@@ -4,16 +4,8 @@
     ids(prompt + action)[len(ids(prompt)):]                            the action's ids, never of it alone
 
 Rendering and tokenising are two visible steps, so that the beginning-of-sequence token is counted and
-never doubled. Where a template cannot take the messages, a documented fallback is used and named in
-`Rendering.notes`:
-
-- no template at all: a plain transcript, each turn being `System:`, `User:` or `Assistant:`, a line break,
-  its text and a blank line; the prompt ends in `Assistant:` and a line break, as a recorded action begins;
-- the template refuses a system turn (Gemma): its text and a blank line are put before the first user turn;
-- the template refuses two turns of one role in a row: their texts are joined by a blank line into one turn.
-
-**Where a message stands** in the text is found in that text: the transcript is written once more with a mark in the
-message's place. What the template made of the message is compared with it to the letter, and what differs is noted.
+never doubled. `mech.templates` writes the text, tells where it holds each message, and names its fallbacks and what a
+template changes.
 
 **Special tokens** come from the template alone. What a message or an action spells as one (`mech.special_tokens`) is
 text, and noted, unless the model was opened with `special_in_content`; then it is read as the tokenizer reads it, and
@@ -24,33 +16,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from jinja2 import TemplateError
-
 from mech.errors import InputError
-from mech.special_tokens import CharSpan, special_tokens
-
-Message = dict[str, str]
-"""`{"role": one of ROLES, "content": text}`."""
-
-ROLES = ("system", "user", "assistant", "tool")
-"""Every role that a message may have; whether a template knows it is found by rendering (`require_role`)."""
+from mech.special_tokens import special_tokens
+from mech.templates import PLAIN_FORMAT, CharSpan, Message, changes, write_transcript
 
 TEMPLATE_SETTINGS: dict[str, Any] = {"enable_thinking": False, "date_string": "26 Jul 2024"}
 """Chat-template variables this project fixes, passed to every template whose text names them: Qwen3 otherwise
 opens a thinking block, and Llama 3.2 otherwise writes today's date, by which scores drift from day to day."""
-
-PLAIN = "plain transcript (the model has no chat template)"
-SYSTEM_FOLDED = "system text put before the first user turn (the template refuses a system turn)"
-TURNS_MERGED = "consecutive turns of one role merged (the template refuses them)"
-BOS_ADDED = "beginning-of-sequence token added (the tokenizer adds one, the template does not)"
-
-_PLAIN_NOTES: tuple[str, ...] = (PLAIN,)
-_PLAIN_FORMAT = "Role:\\ncontent\\n\\n"
 
 
 @runtime_checkable
@@ -123,16 +99,14 @@ def render(model: Speaker, messages: Sequence[Message], *, generation_prompt: bo
             beginning-of-sequence token that is doubled or miscounted, or a message that spells a special token which
             cannot be read as text.
     """
-    _check_messages(messages)
-    written = _Written.by(model, messages, generation_prompt)
-    text, areas = written.text, written.areas
-    content = _apart(areas)
+    written = write_transcript(model.tokenizer, model.chat_template_kwargs, messages, generation_prompt)
+    text, content = written.text, written.content
     if content is None:
         _refuse_hidden_specials(model, messages)
     ids, spelt = _read(model, text, content or ())
     _check_bos(model, text, ids, content or ())
-    notes = (*written.notes, *_changes(messages, text, areas), *_spelt(model, "a message", spelt, text))
-    places = tuple(area[0] if area is not None and len(area) == 1 else None for area in areas)
+    notes = (*written.notes, *changes(messages, written), *_spelt(model, "a message", spelt, text))
+    places = tuple(area[0] if area is not None and len(area) == 1 else None for area in written.areas)
     return Rendering(text, ids, notes, places, content)
 
 
@@ -255,7 +229,7 @@ def shared_prefix(context: Sequence[int], longer: Sequence[int]) -> int:
 
 def template_sha256(model: Speaker) -> str:
     """Hash of the chat template (or of the plain format's description) and the settings passed to it."""
-    described = [template_text(model.tokenizer) or _PLAIN_FORMAT, model.chat_template_kwargs]
+    described = [template_text(model.tokenizer) or PLAIN_FORMAT, model.chat_template_kwargs]
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
@@ -269,172 +243,6 @@ def tokenizer_sha256(model: Speaker) -> str:
         described = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     return hashlib.sha256(json.dumps([described, special], sort_keys=True).encode()).hexdigest()
-
-
-def _check_messages(messages: Sequence[Message]) -> None:
-    if not messages:
-        raise InputError("A transcript without messages cannot be rendered.")
-    for message in messages:
-        if message["role"] not in ROLES:
-            raise InputError(f"'{message['role']}' is not a role: use {', '.join(ROLES)}.")
-
-
-Areas = tuple[tuple[CharSpan, ...] | None, ...]
-"""For each message the places where the text holds it; None where these cannot be told."""
-
-
-@dataclass(frozen=True)
-class _Written:
-    """The text of a transcript, where it holds each message, and the fallbacks that were used."""
-
-    text: str
-    areas: Areas
-    notes: tuple[str, ...]
-
-    @classmethod
-    def by(cls, model: Speaker, messages: Sequence[Message], generation_prompt: bool) -> _Written:
-        """Messages through the model's template, in the first form that it takes, or as a plain transcript."""
-        if not model.tokenizer.chat_template:
-            write, notes = _plain_writer(generation_prompt), _PLAIN_NOTES
-            text = write(messages)
-        else:
-            text, write, notes = _through_template(model, messages, generation_prompt)
-        areas = _find(write, messages, text)
-        bos = model.tokenizer.bos_token
-        if _adds_bos(model.tokenizer) and not _opens_with(text, bos, areas):
-            text = bos + text
-            notes += (BOS_ADDED,) if PLAIN not in notes else ()
-            shift = len(bos)
-            areas = tuple(
-                area and tuple((start + shift, stop + shift) for start, stop in area) for area in areas
-            )
-        return cls(text, areas, notes)
-
-
-Writer = Callable[[Sequence[Message]], str]
-
-
-def _through_template(
-    model: Speaker, messages: Sequence[Message], generation_prompt: bool
-) -> tuple[str, Writer, tuple[str, ...]]:
-    """The first form of the messages that the template takes: its text, how it is written, what was changed."""
-
-    def writer(form: Form) -> Writer:
-        return lambda turns: str(
-            model.tokenizer.apply_chat_template(
-                form(list(turns)),
-                tokenize=False,
-                add_generation_prompt=generation_prompt,
-                **model.chat_template_kwargs,
-            )
-        )
-
-    refusal: TemplateError | None = None
-    for form, notes in _forms(messages):
-        write = writer(form)
-        try:
-            return write(messages), write, notes
-        except TemplateError as error:
-            refusal = refusal or error
-    roles = ", ".join(message["role"] for message in messages)
-    raise InputError(f"The model's chat template refuses the turns {roles}: {refusal}") from refusal
-
-
-def _find(write: Writer, messages: Sequence[Message], text: str) -> Areas:
-    """Where a written transcript holds each message: the transcript written again, with marks, tells it.
-
-    First with all marks at once; if the text is not that with the messages put in, since the template changes one or
-    words something by what it says, each is marked alone.
-    """
-    marks = _marks({*text, *(letter for message in messages for letter in message["content"])}, len(messages))
-    marked = [{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]
-    try:
-        whole = write(marked)
-    except TemplateError:
-        whole = ""
-    found: list[list[CharSpan]] = [[] for _ in messages]
-    made = ""
-    for part in re.split(f"([{marks[0]}-{marks[-1]}])", whole):
-        if part and part in marks:
-            said = messages[marks.index(part)]["content"]
-            found[marks.index(part)].append((len(made), len(made) + len(said)))
-            part = said
-        made += part
-    if made == text:
-        return tuple(map(tuple, found))
-    return tuple(_find_one(write, messages, at, marks[at], text) for at in range(len(messages)))
-
-
-def _find_one(
-    write: Writer, messages: Sequence[Message], at: int, mark: str, text: str
-) -> tuple[CharSpan, ...] | None:
-    """Where the text holds one message: what stands there where the same transcript has the mark."""
-    marked = [*messages[:at], {**messages[at], "content": mark}, *messages[at + 1 :]]
-    try:
-        parts = write(marked).split(mark)
-    except TemplateError:
-        return None
-    times, rest = len(parts) - 1, len(text) - sum(map(len, parts))
-    if not times:
-        return () if parts == [text] else None
-    if rest < 0 or rest % times:
-        return None
-    length = rest // times
-    said = text[len(parts[0]) : len(parts[0]) + length]
-    if said.join(parts) != text:
-        return None
-    starts = [len(said.join(parts[: number + 1])) for number in range(times)]
-    return tuple((start, start + length) for start in starts)
-
-
-def _marks(used: set[str], count: int) -> list[str]:
-    """As many characters of private use, in a row, none of which is used."""
-    first = next(
-        start
-        for start in range(0x100000, 0x10FF00, count)
-        if not used & set(map(chr, range(start, start + count)))
-    )
-    return list(map(chr, range(first, first + count)))
-
-
-def _apart(areas: Areas) -> tuple[CharSpan, ...] | None:
-    """All places in order; None where one cannot be told or two overlap."""
-    if any(area is None for area in areas):
-        return None
-    places = sorted(place for area in areas if area for place in area)
-    if any(one[1] > other[0] for one, other in zip(places, places[1:], strict=False)):
-        return None
-    return tuple(places)
-
-
-def _changes(messages: Sequence[Message], text: str, areas: Areas) -> tuple[str, ...]:
-    """What the template made of messages that it did not write as they are, by kind: one note a kind."""
-    kinds: dict[str, list[str]] = {}
-    for number, (message, area) in enumerate(zip(messages, areas, strict=True), 1):
-        kind = _change(message["content"], text, area)
-        if kind:
-            kinds.setdefault(kind, []).append(f"{number} ({message['role']})")
-    return tuple(f"the template {kind} message {', '.join(which)}" for kind, which in kinds.items())
-
-
-def _change(content: str, text: str, area: tuple[CharSpan, ...] | None) -> str | None:
-    """What the template did to a message, None where it stands in the text once and to the letter."""
-    if area is None:
-        return "words something by what stands in"
-    if not area:
-        return "leaves out" if content else None
-    if len(area) > 1 and content:
-        return "writes more than once"
-    found = text[slice(*area[0])]
-    if found == content:
-        return None
-    if found.strip() == content.strip():
-        return "trims"
-    if found.split() == content.split() or "".join(found.split()) == "".join(content.split()):
-        return "changes white space in"
-    if found.casefold() == content.casefold():
-        return "changes the case of"
-    return "leaves out part of" if found in content else "rewrites"
 
 
 def _read(model: Speaker, text: str, content: Sequence[CharSpan]) -> tuple[tuple[int, ...], list[CharSpan]]:
@@ -468,59 +276,6 @@ def _refuse_hidden_specials(model: Speaker, messages: Sequence[Message]) -> None
                 f"The chat template words something by what stands in message {number} ({message['role']}), which "
                 f"spells {spelt}: that cannot be told from the template's own."
             )
-
-
-Form = Callable[[list[Message]], list[Message]]
-
-
-def _forms(messages: Sequence[Message]) -> Iterator[tuple[Form, tuple[str, ...]]]:
-    """How the messages are given: as they are, then with the least change that a stricter template may want."""
-    plain = list(messages)
-    folded = _fold_system(plain)
-    yield list, ()
-    if folded != plain:
-        yield _fold_system, (SYSTEM_FOLDED,)
-    if _merge_turns(plain) != plain:
-        yield _merge_turns, (TURNS_MERGED,)
-    if folded != plain and _merge_turns(folded) != folded:
-        yield lambda turns: _merge_turns(_fold_system(turns)), (SYSTEM_FOLDED, TURNS_MERGED)
-
-
-def _fold_system(messages: list[Message]) -> list[Message]:
-    """The leading system text at the head of the first user turn; unchanged where there is no such pair."""
-    if len(messages) < 2 or messages[0]["role"] != "system" or messages[1]["role"] != "user":
-        return messages
-    first = {"role": "user", "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
-    return [first, *messages[2:]]
-
-
-def _merge_turns(messages: list[Message]) -> list[Message]:
-    merged: list[Message] = []
-    for message in messages:
-        if merged and merged[-1]["role"] == message["role"]:
-            joined = f"{merged[-1]['content']}\n\n{message['content']}"
-            merged[-1] = {"role": message["role"], "content": joined}
-        else:
-            merged.append(message)
-    return merged
-
-
-def _plain_writer(generation_prompt: bool) -> Writer:
-    end = "Assistant:\n" if generation_prompt else ""
-    return lambda messages: "".join(
-        [*(f"{message['role'].capitalize()}:\n{message['content']}\n\n" for message in messages), end]
-    )
-
-
-def _adds_bos(tokenizer: Any) -> bool:
-    """Whether the tokenizer itself puts a beginning-of-sequence token before a plain text."""
-    return tokenizer.bos_token_id is not None and tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
-
-
-def _opens_with(text: str, bos: str, areas: Areas) -> bool:
-    """Whether the text begins with this token, written by the template and not by a message."""
-    within = any(start < len(bos) and stop > start for area in areas if area for start, stop in area)
-    return text.startswith(bos) and not within
 
 
 def _check_bos(model: Speaker, text: str, ids: Sequence[int], content: Sequence[CharSpan]) -> None:

@@ -26,9 +26,7 @@ from weakref import WeakKeyDictionary
 from tokenizers import Tokenizer
 
 from mech.errors import InputError
-
-CharSpan = tuple[int, int]
-"""First character and the one after the last."""
+from mech.templates import CharSpan
 
 _FIRST, _FILLER = 0xF0000, chr(0x10FFFD)  # planes of private use
 

@@ -34,6 +34,9 @@ DISTRACTORS_IN = ("pre", "fail")
 """Conditions under which a measure reads the distractors: the normalised repeat probability before and after."""
 
 RECORD_DIFFERS = "the template records this action otherwise than it is scored"
+RECORD_SPACE = (
+    "the template puts other white space before the record of this action than before the scored one"
+)
 RECORD_TOKENS = "the record of this action has other tokens than those that are scored"
 
 
@@ -126,11 +129,21 @@ def _record_notes(
     ]
     if not calls:
         return ()
-    if any(place is None or rendering.text[slice(*place)] != text for place in calls):
+    found = [place for place in calls if place is not None and rendering.text[slice(*place)] == text]
+    if len(found) < len(calls) or rendering.content is None:
         return (RECORD_DIFFERS,)
+    notes = []
+    ends = [0, *(stop for _, stop in rendering.content)]
+    opening = rendering.text[max(ends) :]
+    for place in found:
+        recorded = rendering.text[max(end for end in ends if end <= place[0]) : place[0]]
+        if recorded != opening and recorded.strip() == opening.strip():
+            notes.append(RECORD_SPACE)
     n = len(action.ids)
     copies = sum(rendering.ids[at : at + n] == action.ids for at in range(len(rendering.ids) - n + 1))
-    return () if copies >= len(calls) else (RECORD_TOKENS,)
+    if copies < len(calls):
+        notes.append(RECORD_TOKENS)
+    return tuple(dict.fromkeys(notes))
 
 
 def scored(item: Item, name: str, distractors_in: Sequence[str] | None = None) -> list[str]:

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from mech.chat import ROLES
 from mech.errors import InputError
+from mech.templates import ROLES
 
 DEFAULT_WORDING = Path(__file__).parent / "wordings" / "default.json"
 OBSERVATION_ROLES = tuple(role for role in ROLES if role != "assistant")
