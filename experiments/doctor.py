@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> Report:
 
 STUDY = Study(
     "doctor",
-    "print versions and identity, and run every load-time check on a model",
+    "print versions and identity, and run every check of a model, its tokenizer and its chat template",
     "backfire doctor --model smollm2-135m-q4",
     (*ON_MODEL, WORDING),
     run,

@@ -157,12 +157,9 @@ def tokens_at(model: Speaker, rendering: Rendering, place: CharSpan) -> range:
     Raises:
         InputError: the tokenizer does not tell where its tokens stand.
     """
-    known = special_tokens(model.tokenizer)
-    own = model.special_in_content or rendering.content is None
-    reading = known.read(
-        rendering.text,
-        known.found(rendering.text) if own else known.written(rendering.text, rendering.content or ()),
-    )
+    known, text = special_tokens(model.tokenizer), rendering.text
+    content = () if model.special_in_content else rendering.content or ()
+    reading = known.read(text, known.written(text, content))
     if reading.ids != rendering.ids:
         raise InputError("This tokenizer does not tell where in a text its tokens stand.")
     start, stop = place
@@ -197,14 +194,20 @@ def end_of_turn_id(model: Speaker) -> int:
     ends with the tokenizer's end of text.
 
     Raises:
-        InputError: neither the template nor the tokenizer has an end.
+        InputError: neither the template nor the tokenizer has an end, or the template writes no assistant's text.
     """
-    said = "Zq"  # a text that no template contains
-    spoken = [{"role": "user", "content": "0"}, {"role": "assistant", "content": said}]
+    spoken = [{"role": "user", "content": "0"}, {"role": "assistant", "content": "said"}]
     followed = [*spoken, {"role": "user", "content": "0"}]
-    alone, within = (
-        render(model, turns, generation_prompt=False).text.rpartition(said)[2] for turns in (spoken, followed)
-    )
+    behind = []
+    for turns in (spoken, followed):
+        rendering = render(model, turns, generation_prompt=False)
+        place = rendering.places[1]
+        if place is None:
+            raise InputError(
+                "This model's chat template does not write what an assistant says, once: it has no end."
+            )
+        behind.append(rendering.text[place[1] :])
+    alone, within = behind
     if alone:
         return encode(model, within)[0]
     if model.tokenizer.eos_token_id is None:

@@ -278,6 +278,26 @@ def test_a_message_that_stands_in_others_too_is_found_in_its_own_place(tiny_toke
     assert rendering.content == rendering.places
 
 
+ENDS = {"llama3.2-1b": "<|eot_id|>", "phi-4-mini": "<|end|>", "gemma-3": "<end_of_turn>"} | dict.fromkeys(
+    ("mistral-v1", "mistral-v3", "mistral-v7"), "</s>"
+)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_end_of_a_turn_is_the_template_s(name: str) -> None:
+    speaker = form(name)
+    assert speaker.tokenizer.decode([chat.end_of_turn_id(speaker)]) == ENDS.get(name, "<|im_end|>")
+
+
+def test_a_template_that_changes_what_is_said_still_ends_the_turn(tiny_tokenizer: Any) -> None:
+    for made in ("upper", "tojson", "trim"):
+        changed = str(tiny_tokenizer.chat_template).replace("m['content']", f"m['content'] | {made}")
+        end = chat.end_of_turn_id(with_template(tiny_tokenizer, changed))
+        assert tiny_tokenizer.decode([end]) == ('"' if made == "tojson" else "<end>")
+    with pytest.raises(InputError, match="does not write what an assistant says"):
+        chat.end_of_turn_id(with_template(tiny_tokenizer, "<turn>{{ messages[0].content }}<end>"))
+
+
 def test_text_that_a_template_moves_is_found_and_named() -> None:
     rendering = render(form("mistral-v3"), TURNS)
     assert rendering.notes == ("the template puts behind later ones message 1 (system)",)
