@@ -1,7 +1,8 @@
 """What a rollout needs of an environment beyond a pool of decision points, and how a reply is read.
 
-A policy's reply is raw text. An environment cleans it into an action (which the transcript then holds), says
-whether it can be read, and gives it a canonical form, equal for equal actions in other spelling.
+A policy's reply is raw text. An environment extracts the action from it (which the transcript then holds), names what
+it changed or left out, says whether the action can be read, and gives it a canonical form, equal for equal actions in
+other spelling.
 
 | reading | a reply of which, after cleaning, |
 |---|---|
@@ -16,11 +17,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 from envs.base import Action, Environment, State, Stream, Task
 
 Reading = Literal["empty", "prose", "truncated", "unparsable", "call"]
+Edit = Literal[
+    "line ends changed",  # CR and CR LF to LF
+    "fence removed",  # of a block of code
+    "stray fence removed",  # one that closes a block which nothing opened
+    "label removed",  # `Action:` before a call
+    "code marks removed",  # single backticks around it
+    "prompts removed",  # `>>>` and `...`, and the lines between them that have none
+    "indentation removed",  # of the whole program
+    "blanks replaced",  # blanks and invisible characters that Python does not take, outside of texts
+    "text removed",  # words, or code that is no program, before or after the action
+    "helper added",  # another program of the reply, put before the chosen one, which uses what it defines
+    "other program dropped",
+    "second call dropped",  # one or more calls after the first
+]
+"""What can be done to a reply to get its action; a step's row names what was."""
+EDITS: tuple[Edit, ...] = get_args(Edit)
+
+# Python's text literals, as alternatives of a pattern with re.DOTALL: closed in three quotes, not closed (to the end of
+# the text), closed in one.
+QUOTED = r"""
+    (?:"{3}(?:\\.|[^\\])*?"{3} | '{3}(?:\\.|[^\\])*?'{3})
+    | (?P<open>(?:"{3}|'{3}).* | "(?:\\.|[^"\\\n])*\Z | '(?:\\.|[^'\\\n])*\Z)
+    | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*'
+"""
 
 
 @dataclass(frozen=True)
@@ -29,6 +54,18 @@ class Demonstration:
 
     goal: str
     steps: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """The action in a raw reply and how it was got.
+
+    edits: what was changed or left out, in the order of EDITS. dropped: other calls or programs of the reply.
+    """
+
+    action: Action
+    edits: tuple[Edit, ...] = ()
+    dropped: str = ""
 
 
 @runtime_checkable  # the types in signatures are checked while testing
@@ -42,12 +79,19 @@ class AgentEnvironment(Environment[State], Protocol[State]):
         """The first n tasks to act on; a larger n only adds tasks. Every one changes the state it starts in."""
         ...
 
-    def clean(self, raw: str) -> Action:
-        """The action in a raw reply, without what chat models put around it. Cleaning twice changes nothing."""
+    def extract(self, raw: str, task: Task[State] | None = None) -> Extraction:
+        """The action in a raw reply, without what chat models put around it. Extracting it again changes nothing.
+
+        What the task asks for may decide which part of a reply is its action; without a task, nothing is known of that.
+        """
         ...
 
-    def stops(self, text: str) -> bool:
-        """Whether the reply decoded so far is at its end, whatever would follow."""
+    def clean(self, raw: str, task: Task[State] | None = None) -> Action:
+        """The action that `extract` finds."""
+        ...
+
+    def stops(self, text: str, task: Task[State] | None = None) -> bool:
+        """Whether the reply to the task that was decoded so far is at its end, whatever would follow."""
         ...
 
     def canonical(self, text: str) -> str:

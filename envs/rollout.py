@@ -1,6 +1,6 @@
 """A policy acts in an environment, step by step, and every step is recorded.
 
-    task → messages (as the harness writes them) → policy → raw reply → cleaned action → environment → observation
+    task → messages (as the harness writes them) → policy → raw reply → extracted action → environment → observation
 
 | kind of a step | the reply |
 |---|---|
@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal
 
-from envs.agent import AgentEnvironment
+from envs.agent import AgentEnvironment, Edit
 from envs.base import Action, Outcome, State, Task, WrongAction
 from envs.errors import InputError
 from envs.harness import Harness, Past, Phrases, Request, write
@@ -56,8 +56,10 @@ Policy = Callable[[Request], Reply]
 class Step:
     """One step. `given`: the action was given and not written by the policy; its `stop` is "given".
 
-    raw: the reply as decoded. action: cleaned, as the transcript holds it. canonical: equal for equal actions in other
-    spelling. error_type: the family of the failure, None where there is none. tool: the tool's name as written.
+    raw: the reply as decoded. action: extracted from it, as the transcript holds it. canonical: equal for equal actions
+    in other spelling. extraction: what was done to the reply to get the action (of `envs.agent.EDITS`). dropped: other
+    calls or programs that stood in it. error_type: the family of the failure, None where there is none. tool: the
+    tool's name as written.
     observation: in standard length, without the wording's prefix; "" after `banned_out`. solved: after this step.
     n_bans: how many actions were forbidden. about: the policy's own record.
     """
@@ -74,6 +76,8 @@ class Step:
     stop: str
     solved: bool
     n_bans: int = 0
+    extraction: tuple[Edit, ...] = ()
+    dropped: str = ""
     about: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
@@ -125,7 +129,7 @@ def run(
         request = write(harness, environment, task, [each.past for each in steps], phrases)
         reply = policy(request)
         if reply.stop in ("ban_exhausted", "no_room"):
-            steps.append(_not_taken(environment, len(steps), reply, request))
+            steps.append(_not_taken(environment, task, len(steps), reply, request))
             return Rollout(task, tuple(steps), reply.stop)
         step, state = _act(environment, task, state, len(steps), reply, len(request.bans))
         steps.append(step)
@@ -158,7 +162,8 @@ def _act(
     n_bans: int,
 ) -> tuple[Step, State]:
     """Carry a reply out: the step, and the state after it."""
-    action = environment.clean(reply.text)
+    extracted = environment.extract(reply.text, task)
+    action = extracted.action
     after, outcome = environment.execute(state, action)
     step = Step(
         index=index,
@@ -173,6 +178,8 @@ def _act(
         stop=reply.stop,
         solved=environment.solved(task, after),
         n_bans=n_bans,
+        extraction=extracted.edits,
+        dropped=extracted.dropped,
         about=reply.about,
     )
     return step, after
@@ -204,9 +211,12 @@ def _given(
     return replace(step, given=True, stop="given")
 
 
-def _not_taken(environment: AgentEnvironment[State], index: int, reply: Reply, request: Request) -> Step:
+def _not_taken(
+    environment: AgentEnvironment[State], task: Task[State], index: int, reply: Reply, request: Request
+) -> Step:
     """The step of a policy that had nothing left to write, or no room for it: its text so far, not carried out."""
-    text = environment.clean(reply.text).text
+    extracted = environment.extract(reply.text, task)
+    text = extracted.action.text
     return Step(
         index=index,
         given=False,
@@ -220,5 +230,7 @@ def _not_taken(environment: AgentEnvironment[State], index: int, reply: Reply, r
         stop=reply.stop,
         solved=False,
         n_bans=len(request.bans),
+        extraction=extracted.edits,
+        dropped=extracted.dropped,
         about=reply.about,
     )

@@ -19,6 +19,7 @@ import numpy as np
 
 from envs import harness
 from envs.agent import AgentEnvironment
+from envs.base import Task
 from envs.harness import Request
 from envs.rollout import Reply
 from mech import bans
@@ -45,19 +46,21 @@ class ModelPolicy:
         how: Decoding,
         level: str,
         rng: np.random.Generator,
+        task: Task[Any] | None = None,
     ) -> None:
         """Begin a rollout.
 
         Args:
             engine: the model; its trunk of the system prompt is shared by rollouts.
-            environment: how a reply is cleaned and spelt canonically.
+            environment: how an action is extracted from a reply and spelt canonically.
             standing: what is changed in every forward.
             how: limits and temperature.
             level: one of BAN_LEVELS.
             rng: the draws of this rollout.
+            task: what the replies are to; it may decide which part of one is the action.
         """
         self._engine, self._standing, self._how, self._rng = engine, standing, how, rng
-        self._environment, self._level = environment, level
+        self._environment, self._level, self._task = environment, level, task
         self._chain: Chain | None = None
         self.canonical = lru_cache(maxsize=4096)(self._canonical)
 
@@ -91,8 +94,7 @@ class ModelPolicy:
         """What a banned text means to the decoder at this level."""
         if self._level == "token":
             return list(bans.token_bans(self._engine.model, ban.text))
-        clean = self._environment.clean
-        made: list[bans.Ban] = [bans.equals(ban.text, lambda text: clean(text).text)]
+        made: list[bans.Ban] = [bans.equals(ban.text, self._action)]
         if ban.everywhere:
             made.append(bans.contains(ban.text))
         if self._level == "canonical":
@@ -107,7 +109,10 @@ class ModelPolicy:
         return made
 
     def _canonical(self, text: str) -> str:
-        return self._environment.canonical(self._environment.clean(text).text)
+        return self._environment.canonical(self._action(text))
+
+    def _action(self, text: str) -> str:
+        return self._environment.clean(text, self._task).text
 
     def _hidden(self, request: Request) -> tuple[Span, ...]:
         if not len(self._standing.hidden):

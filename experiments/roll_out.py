@@ -1,7 +1,8 @@
 """`backfire rollout`: an agent acts in an environment under every harness and change, and every step is kept.
 
 harness × change × task × sample → steps.jsonl → rollouts.csv (one row each) → rollout_rates.csv, survival.csv,
-rollout_contrasts.csv (paired, to the first arm), rollout_factorial.csv
+rollout_contrasts.csv (paired, to the first arm), rollout_factorial.csv; and rollout_extractions.csv: what was done to
+replies to get their actions
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from mech.engine import Engine
 from mech.errors import InputError
 from probes.rollout_measures import per_rollout
 from probes.rollout_survival import survival
-from probes.rollout_tables import contrasts, factorial, rates
+from probes.rollout_tables import contrasts, extractions, factorial, rates
 from probes.stats import RngFactory
 
 HARNESS = Option("harness", str, "all", "all, paper (its six), or a list such as verbatim,drop+ban")
@@ -123,6 +124,7 @@ def derive(
     rollouts = per_rollout(steps, action_error=action_error, observation=observation, alternation=alternation)
     tables = {
         "rollouts": rollouts,
+        "rollout_extractions": extractions(steps),
         "rollout_rates": rates(rollouts, rng_for),
         "survival": survival(steps, rng_for),
     }

@@ -142,9 +142,9 @@ def one_rollout(
 ) -> Rollout[Any]:
     """One rollout; the draws of a sample are the same in every arm."""
     limit = args.tokens or REPLY_TOKENS[environment.name]
-    how = Decoding(limit, args.temperature, environment.stops)
+    how = Decoding(limit, args.temperature, lambda text: environment.stops(text, task))
     rng = session.rng_for(f"rollout/{task.task_id}/{sample}")
-    policy = ModelPolicy(session.engine, environment, arm.change.standing, how, args.ban, rng)
+    policy = ModelPolicy(session.engine, environment, arm.change.standing, how, args.ban, rng, task)
     return act(environment, task, arm.harness, phrases(session.wording), policy, args.steps, given)
 
 
@@ -192,6 +192,6 @@ def step_rows(
 def _fields(step: Step) -> dict[str, Any]:
     names = (
         *("index", "given", "raw", "action", "canonical", "kind", "error_type", "tool", "observation"),
-        *("stop", "solved", "n_bans"),
+        *("stop", "solved", "n_bans", "dropped"),
     )
-    return {name: getattr(step, name) for name in names}
+    return {**{name: getattr(step, name) for name in names}, "extraction": list(step.extraction)}

@@ -164,12 +164,14 @@ PATH = (
 
 # A step of a rollout. given: the call was put there, not written by the model; canonical: the same for equal calls;
 # kind: ok, done, failed, prose, truncated, unparsable, empty, banned_out or no_room; end: solved, done, step_limit,
-# ban_exhausted or no_room, on the last row only; n_ban_events: tokens of which the ban changed the choice.
+# ban_exhausted or no_room, on the last row only; n_ban_events: tokens of which the ban changed the choice. extraction:
+# what was done to raw to get action, names out of envs.agent.EDITS; dropped: other calls or programs of the reply.
 STEPS = (
     *("id", "model", "env", "arm", "harness", "change", "task_id", "template", "n_gold", "sample", "index"),
     *("given", "raw", "action", "canonical", "kind", "error_type", "observation", "stop", "solved", "last"),
     *("end", "n_prompt_tokens", "n_new_tokens", "n_bans", "n_ban_events"),
     *("prompt_sha256", "prompt_ids", "token_ids", "token_logprobs", "first_top", "ban_events"),
+    *("extraction", "dropped"),
 )
 # One row a rollout; rates and shares are of its free steps, as probes.rollout_measures says. After these come the
 # loop detectors, whose names hold their thresholds: same_action_error_3, same_observation_4, alternating_6.
@@ -181,6 +183,8 @@ ROLLOUTS = (
     *("first_chance_repeats", "again_share", "cycle2", "cycle3", "stuck", "stuck_near", "recovered"),
     *("demonstration_share", "runtime_share", "n_ban_events", "ban_active"),
 )
+# How often each edit of extraction was made; n_steps: free steps of the arm. "not recorded": steps of older versions.
+EXTRACTIONS = ("model", "env", "arm", "harness", "change", "edit", "n", "n_steps", "share")
 # n: rollouts in which the metric is defined; n_undefined: the others.
 RATES = ("model", "env", "arm", "harness", "change", "metric", *_INTERVAL, "n_undefined")
 # Paired by task and sample. n_unpaired: rollouts without a partner; family: tests in Holm's family (one metric's).
@@ -251,6 +255,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "scaling_fit": SCALING_FIT,
     "compare": COMPARE,
     "rollouts": ROLLOUTS,
+    "rollout_extractions": EXTRACTIONS,
     "rollout_rates": RATES,
     "rollout_contrasts": CONTRASTS,
     "rollout_factorial": FACTORIAL,

@@ -29,6 +29,8 @@ RATES = (
 )
 _TESTED = ("ci_lo", "ci_hi", "n", "n_clusters", "n_undefined", "n_unpaired", "p", "p_holm", "family")
 CONTRASTS = ("model", "env", "metric", "arm", "baseline", "difference", *_TESTED)
+EXTRACTIONS = ("model", "env", "arm", "harness", "change", "edit", "n", "n_steps", "share")
+NOT_RECORDED = "not recorded"
 FACTORIAL = (
     *("model", "env", "metric", "harness", "change"),
     *("by_change", "by_ban", "by_both", "interaction", *_TESTED),
@@ -144,6 +146,26 @@ def factorial(rollouts: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAW
                 family.append((*cell, metric, harness, change, *effects, *tests))
             lines += _corrected(family)
     return pd.DataFrame(lines, columns=list(FACTORIAL))
+
+
+def extractions(steps: pd.DataFrame) -> pd.DataFrame:
+    """How often each edit was made to a reply to get its action, by arm.
+
+    Args:
+        steps: one row a step: model, env, arm, harness, change, given and extraction, a list of the edits' names.
+
+    Returns:
+        The columns of EXTRACTIONS: n of n_steps free steps had the edit, share their quotient, edits in the order of
+        their names. Steps without the column or without a value, which older versions wrote, count as NOT_RECORDED.
+    """
+    free = steps[~steps["given"].astype(bool)]
+    named = free["extraction"] if "extraction" in free else pd.Series(None, index=free.index, dtype=object)
+    free = free.assign(edit=[each if isinstance(each, list) else [NOT_RECORDED] for each in named])
+    lines = []
+    for names, rows in free.groupby([*_CELL, *_ARM], sort=False):
+        counts = rows["edit"].explode().dropna().value_counts()
+        lines += [(*names, edit, int(n), len(rows), n / len(rows)) for edit, n in sorted(counts.items())]
+    return pd.DataFrame(lines, columns=list(EXTRACTIONS))
 
 
 def metrics(rollouts: pd.DataFrame) -> list[str]:

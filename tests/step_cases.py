@@ -61,7 +61,7 @@ def rollout(
             **{"stop": "end_of_turn", "solved": index == last and end == "solved", "last": index == last},
             **{"end": end if index == last else None, "n_prompt_tokens": 100 + index, "n_new_tokens": 10},
             **{"n_bans": 0, "n_ban_events": 0, "prompt_sha256": "", "prompt_ids": [], "token_ids": []},
-            **{"token_logprobs": [], "first_top": [], "ban_events": []},
+            **{"token_logprobs": [], "first_top": [], "ban_events": [], "extraction": [], "dropped": ""},
         }
         rows.append(row)
     frame = pd.DataFrame(rows, columns=list(STEPS))

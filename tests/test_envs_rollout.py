@@ -62,6 +62,7 @@ def test_a_step_records_everything_about_it(task: Task[World]) -> None:
             stop="end_of_turn",
             solved=False,
             n_bans=0,
+            extraction=("label removed", "code marks removed", "text removed"),
             about={"left": 1},
         ),
         Step(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from envs.coderepair import bundled_problems
+from envs.coderepair import CodeRepair, bundled_problems
+from envs.coderepair.problems import Problem
 from envs.harness import Ban, Phrases
+from envs.sandbox import Sandbox
 from envs.toolshed import Toolshed
 from experiments import predict_repeats
 from experiments.changes_in_loop import CHANGES, parse_changes
@@ -69,6 +72,16 @@ def test_every_step_is_kept_with_all_that_led_to_it(shell: Shell) -> None:
     assert "readable" in said.out[1] and "at their floor" in " ".join(said.out)
     for name in ("rollouts", "rollout_rates", "rollout_contrasts", "survival"):
         assert len(shell.table(name))
+    for row in rows:
+        found = Toolshed().extract(row["raw"])
+        assert (row["action"], row["extraction"], row["dropped"]) == (
+            found.action.text,
+            list(found.edits),
+            found.dropped,
+        )
+    edited = shell.table("rollout_extractions")
+    counts = Counter((row["arm"], edit) for row in rows for edit in row["extraction"])
+    assert dict(zip(zip(edited["arm"], edited["edit"], strict=True), edited["n"], strict=True)) == counts
     rollouts = shell.table("rollouts")
     assert {"same_action_error_2", "same_observation_4", "alternating_6"} <= set(rollouts.columns)
     assert len(rollouts) == 4 and not rollouts.duplicated(["arm", "task_id", "sample"]).any()
@@ -248,6 +261,27 @@ def test_what_a_ban_means_to_the_decoder(shell: Shell) -> None:
         assert {ban.when for ban in part} == {"end"}
         assert not any(ban.forbids(Proposal((), 0, "drop_meeting(ref='mt-8')", True)) for ban in part)
         assert any(ban.forbids(Proposal((), 0, "Action: drop_meeting(ref='mt", True)) for ban in part)
+
+
+def test_a_ban_and_a_turn_s_end_know_the_program_that_the_task_asks_for(shell: Shell) -> None:
+    """The banned program is refused as the whole of a reply in any dress, and its helper alone is not taken for it."""
+    engine = Engine(loaded_once(str(shell.model)))
+    double, helper = "def double(x):\n    return 3 * x", "def twice(x):\n    return 2 * x + 0 * x"
+    problem = Problem("code-9001", "Double.", double, ("assert double(2) == 4",), ())
+    with Sandbox() as sandbox:
+        repair = CodeRepair(sandbox, [problem])
+        [task] = repair.tasks(1, seeded)
+        policy = ModelPolicy(
+            engine, repair, STANDING_NOTHING, Decoding(4), "canonical", np.random.default_rng(0), task
+        )
+        equal, same = policy.bans(Ban(double, False))
+        dressed = f"```\n{helper}\n```\n```python\n{double}\n```"
+        for text in (double, f"{double}\n```\nThat is it.", dressed):
+            assert equal.breaks(text) and same.breaks(text)
+        respelt = dressed.replace("3 * x", "(3*x)  # thrice")
+        assert not equal.breaks(respelt) and same.breaks(respelt)
+        assert not equal.breaks(f"```\n{helper}\n```") and not same.breaks(f"```\n{helper}\n```")
+        assert repair.stops(dressed, task) and not repair.stops(f"```\n{helper}\n```", task)
 
 
 def test_copies_are_told_apart_from_repeats() -> None:

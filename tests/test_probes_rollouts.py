@@ -14,7 +14,7 @@ from mech.errors import InputError
 from probes import rollout_measures, rollout_survival, rollout_tables
 from probes.rollout_measures import per_rollout, per_step
 from probes.rollout_survival import survival
-from probes.rollout_tables import contrasts, factorial, metrics, rates
+from probes.rollout_tables import contrasts, extractions, factorial, metrics, rates
 from probes.stats import cluster_bootstrap, holm
 from tests.step_cases import rng, rollout, together
 
@@ -390,3 +390,27 @@ def test_arms_models_and_environments_are_kept_apart() -> None:
     assert table.to_dict() == {("m", "drop"): 0, ("m", "verbatim"): 1, ("n", "verbatim"): 0}
     means = rates(per_rollout(steps), rng).query("metric == 'repeat_per_chance'")
     assert means["mean"].tolist() == [1, 0, 1] and means["arm"].tolist() == ["drop", "verbatim", "verbatim"]
+
+
+def test_how_often_a_reply_was_edited_is_counted_by_arm_and_edit() -> None:
+    marks = [["fence removed"], [], ["fence removed", "text removed"], []]
+    steps = together(
+        rollout("aaaa", given=1, extraction=marks), rollout("bb", arm="drop/hide", extraction=[[], []])
+    )
+    found = extractions(steps)
+    assert schema.TABLES["rollout_extractions"] == rollout_tables.EXTRACTIONS == tuple(found.columns)
+    cells = found[["arm", "harness", "change", "edit", "n", "n_steps", "share"]].to_numpy().tolist()
+    assert cells == [
+        ["verbatim", "verbatim", "none", "fence removed", 1, 3, 1 / 3],  # the given step is not counted
+        ["verbatim", "verbatim", "none", "text removed", 1, 3, 1 / 3],
+    ]
+
+
+def test_steps_of_older_versions_count_as_not_recorded() -> None:
+    old, new = rollout("aa"), rollout("bb", task="t2", extraction=[["label removed"], []])
+    for steps in (old.drop(columns=["extraction", "dropped"]), old.assign(extraction=math.nan)):
+        found = extractions(steps)
+        assert found[["edit", "n", "n_steps", "share"]].to_numpy().tolist() == [["not recorded", 2, 2, 1.0]]
+        both = extractions(together(steps, new))
+        assert dict(zip(both["edit"], both["n"], strict=True)) == {"label removed": 1, "not recorded": 2}
+        assert len(per_rollout(steps)) == 1  # nothing else needs the column

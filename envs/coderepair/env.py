@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from envs.agent import Reading
+from envs.agent import Extraction, Reading
 from envs.base import Action, Length, Outcome, Stream, Task, WrongAction
-from envs.coderepair import replies
+from envs.coderepair import extraction, replies
 from envs.coderepair.mutations import Mutant, mutants
 from envs.coderepair.observation import FAMILIES, failure, success
 from envs.coderepair.problems import Problem, bundled_problems
@@ -165,13 +166,17 @@ class CodeRepair:
         """Whether a program has passed the task's tests."""
         return state == task.wanted
 
-    def clean(self, raw: str) -> Action:
-        """The program inside the first code fence, where there is one; else the text."""
-        return Action(replies.clean(raw))
+    def extract(self, raw: str, task: Task[Bench] | None = None) -> Extraction:
+        """The program in a reply, of several the largest that defines what the task's tests call."""
+        return extraction.extract(raw, _wanted(task))
 
-    def stops(self, text: str) -> bool:
-        """Whether a code fence that was opened is closed."""
-        return replies.stops(text)
+    def clean(self, raw: str, task: Task[Bench] | None = None) -> Action:
+        """The program that `extract` finds."""
+        return self.extract(raw, task).action
+
+    def stops(self, text: str, task: Task[Bench] | None = None) -> bool:
+        """Whether a code fence closes a program that defines what the task's tests call, or a broken one."""
+        return extraction.ended(text, _wanted(task))
 
     def canonical(self, text: str) -> str:
         """The program without comments and layout; what does not parse, with white space collapsed."""
@@ -210,6 +215,15 @@ class _Draw:
     def found(self) -> tuple[Mutant, ...]:
         """Those that fail, in the order of operators."""
         return tuple(mutant for found in self.failing.values() for mutant in found)
+
+
+def _wanted(task: Task[Bench] | None) -> frozenset[str]:
+    return frozenset() if task is None else _called_by_tests(task.start.problem)
+
+
+@lru_cache(maxsize=1024)
+def _called_by_tests(problem: Problem) -> frozenset[str]:
+    return frozenset(problem.functions)
 
 
 def unfenced(text: str) -> str:

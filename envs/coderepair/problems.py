@@ -53,7 +53,12 @@ class Problem:
     @property
     def function(self) -> str:
         """The name that the asserts call most often, of those that the program defines."""
-        return _called(self.code, self.tests)[0]
+        return self.functions[0]
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The names of the program's functions and classes that the asserts call, most often called first."""
+        return tuple(_called(self.code, self.tests))
 
 
 @cache

@@ -10,9 +10,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from envs.agent import Reading
+from envs.agent import Extraction, Reading
 from envs.base import Action, Length, Outcome, Stream, Task, WrongAction
-from envs.toolshed import easy, faults, perturb, replies, tasks
+from envs.toolshed import easy, extraction, faults, perturb, replies, tasks
 from envs.toolshed.calls import Call, parse_call
 from envs.toolshed.replies import DONE
 from envs.toolshed.tasks import Plan
@@ -90,13 +90,17 @@ class Toolshed:
         """Whether the world is exactly what the gold calls leave behind: all was done, and nothing else."""
         return state == task.wanted
 
-    def clean(self, raw: str) -> Action:
-        """The first line with something on it, without fences, code marks and a label such as `Action:`."""
-        return Action(replies.clean(raw))
+    def extract(self, raw: str, task: Task[World] | None = None) -> Extraction:
+        """The first call of a reply, without fences, code marks and a label such as `Action:`, whatever the task."""
+        return extraction.extract(raw)
 
-    def stops(self, text: str) -> bool:
-        """Whether a line that holds something is complete."""
-        return replies.stops(text)
+    def clean(self, raw: str, task: Task[World] | None = None) -> Action:
+        """The call that `extract` finds."""
+        return self.extract(raw, task).action
+
+    def stops(self, text: str, task: Task[World] | None = None) -> bool:
+        """Whether a call, or a line that holds something else, is complete."""
+        return extraction.ended(text)
 
     def canonical(self, text: str) -> str:
         """The call with its arguments named, sorted and in one spelling; else white space collapsed."""

@@ -1,13 +1,8 @@
-"""Replies as tool calls: what is cut off them, when they end, how they are read and spelt.
-
-The rules are those of the paper's harness (E. Gumaan, 2026), but for two of its faults: a line break before any
-text ended the turn, and a line that only opens a code fence was taken for the call.
-"""
+"""Replies as tool calls: how they are read and spelt; what is cut off them, `envs.toolshed.extraction` says."""
 
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 from envs.agent import Demonstration, Reading, canonical_form, collapsed, unclosed
@@ -16,6 +11,7 @@ from envs.toolshed.calls import MAX_CHARACTERS, Call, parse_call
 from envs.toolshed.tools import TOOLS
 
 DONE = "done"
+NAMES = (*TOOLS, DONE)
 # Turns of chat and not examples in the system prompt: after those SmolLM2-135M wrote few readable calls, after these
 # nearly all (tried on tasks of another seed). None ends with done(): it would then say so after every result. No task
 # has their names and days, so that a copy shows.
@@ -40,34 +36,7 @@ DEMONSTRATIONS: tuple[Demonstration, ...] = (
     ),
 )
 
-_FENCE = re.compile(r"`{3,}[\w+-]*")  # a line that opens or closes a block of code
-_AROUND = re.compile(r"`+(?:(?:python|py)\s+)?|\s+|(?:action|tool|call)\s*:", re.IGNORECASE)
 _EXACT = 2**53  # whole numbers up to here are floats too
-
-
-def clean(raw: str) -> str:
-    """The first line with something on it, without fences, code marks and a label in front of the call."""
-    for line in raw.split("\n"):
-        text = "" if _FENCE.fullmatch(line.strip()) else _bare(line)
-        if text:
-            return text
-    return ""
-
-
-def _bare(line: str) -> str:
-    start = 0
-    while around := _AROUND.match(line, start):
-        start = around.end()
-    end = len(line)
-    while end > start and (line[end - 1] == "`" or line[end - 1].isspace()):
-        end -= 1
-    return line[start:end]
-
-
-def stops(text: str) -> bool:
-    """Whether a line that holds something is complete."""
-    whole, line_break, _ = text.rpartition("\n")
-    return bool(line_break) and clean(whole) != ""
 
 
 def readable(text: str) -> Call | None:
@@ -89,9 +58,8 @@ def reading(text: str, cut_off: bool) -> Reading:
     if readable(text) is not None:
         return "call"
     head, bracket, _ = text.partition("(")
-    names = (*TOOLS, DONE)
-    if head.strip() not in names:
-        begun = cut_off and not bracket and any(name.startswith(head.strip()) for name in names)
+    if head.strip() not in NAMES:
+        begun = cut_off and not bracket and any(name.startswith(head.strip()) for name in NAMES)
         return "truncated" if begun else "prose"
     return "truncated" if cut_off or unclosed(text) else "unparsable"
 
@@ -105,9 +73,7 @@ def ban_everywhere(text: str) -> bool:
     argument, which no task asks for.
     """
     call = readable(text)
-    return call is not None and not any(
-        name.endswith(call.tool) and name != call.tool for name in (*TOOLS, DONE)
-    )
+    return call is not None and not any(name.endswith(call.tool) and name != call.tool for name in NAMES)
 
 
 def canonical(text: str) -> str:
