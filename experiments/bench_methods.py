@@ -31,7 +31,7 @@ def load_stock(model: Model, cache_dir: Path) -> Any:
     Raises:
         InputError: the checkpoint's weights are no longer those of `model`.
     """
-    checkpoint = resolve(model.identity.name, cache_dir)
+    checkpoint = resolve(model.identity.name, cache_dir, pre=model.identity.pre)
     if checkpoint.sha256 != model.identity.sha256:
         raise InputError(f"The weights of '{model.identity.name}' changed while they were measured.")
     shown = logging.is_progress_bar_enabled()

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from experiments import ablate_heads, doctor, find_heads, make_items, patch_heads, probe_items
-from experiments.options import MODEL, OUT, QUIET, SEED, Option, Report, Study, positive, whole_numbers
+from experiments.options import MODEL, OUT, PRE, QUIET, SEED, Option, Report, Study, positive, whole_numbers
 from mech.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> Report:
     if 16 not in args.k:
         raise InputError("The demo reports the top 16 heads: leave 16 among the sizes of --k.")
     out: Path = args.out or Path("runs/demo")
-    common = {"model": args.model, "seed": args.seed, "out": out, "quiet": args.quiet}
+    common = {"model": args.model, "pre": args.pre, "seed": args.seed, "out": out, "quiet": args.quiet}
     steps: list[tuple[Study, dict[str, Any]]] = [
         (doctor.STUDY, {}),
         (make_items.STUDY, {"out": None, "limit": args.items_probed}),
@@ -105,6 +105,6 @@ STUDY = Study(
     "demo",
     "run the main job on the bundled model: measure, find heads, patch, ablate, draw",
     "backfire demo --out runs/demo",
-    (MODEL, SEED, PROBED, PATCHED, ABLATED, CONTROLS, K, OUT, QUIET),
+    (MODEL, PRE, SEED, PROBED, PATCHED, ABLATED, CONTROLS, K, OUT, QUIET),
     run,
 )

@@ -17,7 +17,7 @@ def run(args: argparse.Namespace) -> Report:
     """Load the model without refusing it, and try all that studies ask of it; not ok when a check failed."""
     wording = read_wording(args)
     model, checks = examine_model(
-        args.model, dtype=args.dtype, device=args.device, cache_dir=checkpoint_cache()
+        args.model, dtype=args.dtype, device=args.device, cache_dir=checkpoint_cache(), pre=args.pre
     )
     model = dataclasses.replace(model, special_in_content=args.allow_special_in_content)
     if all(check.passed for check in checks):
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> Report:
         versions,
         f"{made_with['platform']}, {made_with['threads']} threads",
         f"model {identity.name} ({identity.architecture}), {model.dtype}, from {identity.source}",
-        f"sha256 {identity.sha256}",
+        f"sha256 {identity.sha256}, of the tensors in memory {identity.tensors_sha256}",
         f"{identity.n_parameters:,} parameters, {model.n_layers} layers x {model.n_heads} heads, "
         f"{model.n_kv_heads} key/value heads, d_head {model.d_head}, vocabulary {model.d_vocab:,}",
         "",

@@ -128,6 +128,12 @@ def _sha256(path: Path) -> str:
 
 
 MODEL = Option("model", str, "smollm2-135m-q4", "bundled name, short name, folder, .gguf file or hub id")
+PRE = Option(
+    "pre",
+    str,
+    None,
+    "pre-tokenizer of a .gguf file that names none (tokenizer.ggml.pre), such as smollm or qwen2",
+)
 DTYPE = Option("dtype", str, "float32", "parameter type", ("float32", "float64", "bfloat16", "float16"))
 DEVICE = Option("device", str, "cpu", "torch device")
 ALLOW_SPECIAL = Option(
@@ -159,6 +165,6 @@ ENGINE = Option(
     "engine", str, "packed", "reference: one hooked full forward a question", ("packed", "reference")
 )
 
-ON_MODEL: Sequence[Option] = (MODEL, DTYPE, DEVICE, ALLOW_SPECIAL)
+ON_MODEL: Sequence[Option] = (MODEL, PRE, DTYPE, DEVICE, ALLOW_SPECIAL)
 ON_ITEMS: Sequence[Option] = (ENV, PROBLEMS, ITEMS, IDS, LIMIT, WORDING, SEED)
 RUNNING: Sequence[Option] = (ENGINE, OUT, CACHE, QUIET)

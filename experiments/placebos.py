@@ -28,7 +28,7 @@ from mech.errors import InputError
 from mech.heads import HeadSet
 from mech.induction import top_heads
 from mech.interventions import NOTHING, Edit, Intervention, cut_edges
-from mech.patching import all_heads, patch_heads
+from mech.patching import all_heads, patch_heads, patch_in_full
 from mech.queries import Query
 from probes.items import Item
 from probes.placebo_checks import SHUFFLED, placebo_table
@@ -154,19 +154,29 @@ def logprobs(
 
 
 def self_patches(session: Session, item: Item) -> Values:
-    """Largest |effect| (nats) over heads: patched with its own value, that run through the sweep, with another's."""
+    """What patching a run with its own values changes, |nats|, beside patching it with another run's.
+
+    `full` and `full_other`: all heads together, by full forwards, in which the hooks fired `fired` times; `run` and
+    `other`: the largest of single heads, through the sweep. Nothing of `full` and `run` is skipped as equal.
+    """
     model, engine = session.model, session.engine
     before, after = (decision_run(engine, item, name, session.wording) for name in ("pre", "neut"))
+    own, across = (patch_in_full(model, run.query, after.query) for run in (after, before))
+    engine.meter.ran += 6
     z = stacked(after, model, "attn.hook_z")
     edits = [Edit("z", h.layer, h.head, "candidate", z[h.layer, :, h.head].clone()) for h in all_heads(model)]
     found = {
-        "shortcut": (after, list(patch_heads(engine, after, after).values())),
         "run": (after, sweep(engine, after, edits)),
         "other": (before, list(patch_heads(engine, before, after).values())),
     }
     return {
-        name: max(abs(score.total - recipient.score.total) for score in scores)
-        for name, (recipient, scores) in found.items()
+        "full": abs(own.patched.total - own.clean.total),
+        "full_other": abs(across.patched.total - across.clean.total),
+        "fired": float(own.fired),
+        **{
+            name: max(abs(score.total - recipient.score.total) for score in scores)
+            for name, (recipient, scores) in found.items()
+        },
     }
 
 

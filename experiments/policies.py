@@ -85,6 +85,7 @@ class ModelPolicy:
         chain = self._chain_for(messages[: request.opening], rendering.ids)
         turn = decode(chain, rendering.ids, self._how, kept, spans, self._rng)
         written = recorded(model, turn)
+        about["notes"] += model.length_notes(len(rendering.ids) + len(turn.tokens))
         spelt = {turn.text[a:b] for a, b in special_tokens(model.tokenizer).found(turn.text)}
         if spelt:  # a later prompt reads it as it reads any message (`mech.chat`)
             about["notes"] = [*about["notes"], f"the reply spells {' '.join(sorted(spelt))}"]

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> Report:
         identities: dict[str, dict[str, Any]] = {}
         for name in progress(names, len(names), "models", args.quiet):
             place = out / folders[name]
-            one = argparse.Namespace(**{**vars(args), "model": name, "out": place})
+            one = argparse.Namespace(**{**vars(args), "model": name, "pre": None, "out": place})
             # The files behind a path may have changed since; a name means the same weights, or is refused.
             if Path(name).exists() or not is_done(place, decompose_items.STUDY.settings(one)):
                 decompose_items.measured(one)

@@ -84,7 +84,9 @@ def open_model(args: argparse.Namespace, wording: Wording | None = None) -> Mode
     Raises:
         InputError: as `load_model`, or its template does not know the role that the wording gives to observations.
     """
-    model = load_model(args.model, dtype=args.dtype, device=args.device, cache_dir=checkpoint_cache())
+    model = load_model(
+        args.model, dtype=args.dtype, device=args.device, cache_dir=checkpoint_cache(), pre=args.pre
+    )
     model = dataclasses.replace(model, special_in_content=args.allow_special_in_content)
     if wording is not None:
         require_role(model, wording.observation_role)
@@ -95,7 +97,12 @@ def open_redrawn(args: argparse.Namespace, name: str) -> Model:
     """The placebo of that model: weights drawn anew under the base seed and this name, checked as any."""
     generator = torch.Generator().manual_seed(derive(args.seed, name))
     model = load_redrawn(
-        args.model, generator, dtype=args.dtype, device=args.device, cache_dir=checkpoint_cache()
+        args.model,
+        generator,
+        dtype=args.dtype,
+        device=args.device,
+        cache_dir=checkpoint_cache(),
+        pre=args.pre,
     )
     return dataclasses.replace(model, special_in_content=args.allow_special_in_content)
 
@@ -160,6 +167,8 @@ def open_run(
         "name": model.identity.name,
         "source": model.identity.source,
         "sha256": model.identity.sha256,
+        "tensors_sha256": model.identity.tensors_sha256,
+        "pre": model.identity.pre,
         "n_parameters": model.identity.n_parameters,
         "architecture": model.identity.architecture,
         "dtype": str(model.dtype),

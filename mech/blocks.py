@@ -71,7 +71,12 @@ def layout(model: Model, depths: Tensor, ancestry: Tensor, trunk_length: int) ->
         depths: [node], the position of each node in its own sequence.
         ancestry: [node, node] bool, true where the column is the row's node or its ancestor.
         trunk_length: number of trunk tokens, all of which every node sees.
+
+    Raises:
+        InputError: a node stands further back than the model's sequences may reach.
     """
+    if model.n_positions is not None:
+        model.require_room(int(depths.max()) + 1)
     trunk = torch.ones(len(depths), trunk_length, dtype=torch.bool, device=ancestry.device)
     seen = torch.cat([trunk, ancestry], dim=1)
     hidden = torch.finfo(model.dtype).min

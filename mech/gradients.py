@@ -141,6 +141,7 @@ def full_gradients(model: Model, query: Query, runs: Sequence[Shifted]) -> list[
     With one of them it is what `shifted_gradients` gives; with shifts of zero everywhere, `clean_gradients`.
     """
     model.require_eval_mode()
+    model.require_room(len(query.tokens))
     rows = torch.tensor(list(query.candidate), device=model.device)
     with _leaves_only(model):
         leaves = [_leaf(model, len(rows), run.site) for run in runs]

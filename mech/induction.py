@@ -84,9 +84,11 @@ def head_scores(model: Model, sequences: RepeatedTokens) -> pd.DataFrame:
     """Score every head: one row a head with columns layer, head and SCORES.
 
     Raises:
+        InputError: the sequences are longer than the model's may be.
         HookMissed: a pattern or z hook did not fire exactly once.
     """
     model.require_eval_mode()
+    model.require_room(sequences.tokens.shape[1])
     found: dict[str, Tensor] = {}
     dest = list(_second_half(sequences))
 

@@ -10,7 +10,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,10 @@ from mech.chat import settings_for
 from mech.checkpoints import Checkpoint, resolve
 from mech.checks import CheckResult, stock_logits
 from mech.errors import InputError
+from mech.hashes import tensors_sha256
 from mech.model import Identity, Model
 from mech.selfcheck import probe_ids, require, run_checks
+from mech.tokenizers import Statement, settle
 
 DTYPES = {
     "float32": torch.float32,
@@ -47,6 +49,7 @@ def load_model(
     device: str = "cpu",
     cache_dir: Path | None = None,
     check: bool = True,
+    pre: str | None = None,
 ) -> Model:
     """Load a model by name and refuse it if a load-time check fails.
 
@@ -57,15 +60,16 @@ def load_model(
         device: a torch device.
         cache_dir: where de-quantised GGUF checkpoints are kept; `default_cache_dir()` if None.
         check: run the self-checks of `mech.selfcheck`.
+        pre: the pre-tokenizer of a GGUF file that names none or a wrong one, a name of `mech.pre_tokenizers.RULES`.
 
     Raises:
         InputError: unknown name, unreadable or incomplete weights, unusable dtype, device or cache folder, a
-            model that TransformerLens does not support, or a failed check.
+            tokenizer or a model that is not supported, or a failed check.
     """
-    model, checkpoint, stock = _load(name, dtype, device, cache_dir)
+    loaded = _load(name, dtype, device, cache_dir, pre)
     if check:
-        require(run_checks(model, stock, checkpoint.gguf_metadata))
-    return model
+        require(loaded.check())
+    return loaded.model
 
 
 def load_redrawn(
@@ -76,6 +80,7 @@ def load_redrawn(
     device: str = "cpu",
     cache_dir: Path | None = None,
     check: bool = True,
+    pre: str | None = None,
 ) -> Model:
     """The placebo of a model: its configuration and tokenizer, and weights as they are before any training.
 
@@ -89,6 +94,7 @@ def load_redrawn(
         device: as `load_model`.
         cache_dir: as `load_model`.
         check: as `load_model`.
+        pre: as `load_model`.
 
     Raises:
         InputError: as `load_model`.
@@ -100,24 +106,45 @@ def load_redrawn(
             torch.random.set_rng_state(generator.get_state())
             return AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=wanted)
 
-    model, checkpoint, stock = _load(name, dtype, device, cache_dir, fresh)
+    loaded = _load(name, dtype, device, cache_dir, pre, read=fresh)
     if check:
-        require(run_checks(model, stock, checkpoint.gguf_metadata))
+        require(loaded.check())
+    model = loaded.model
     digest = hashlib.sha256(model.identity.sha256.encode() + generator.get_state().numpy().tobytes())
     identity = replace(model.identity, name=f"{name} (weights re-drawn)", sha256=digest.hexdigest())
     return replace(model, identity=identity)
 
 
 def examine_model(
-    name: str, *, dtype: str = "float32", device: str = "cpu", cache_dir: Path | None = None
+    name: str,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    cache_dir: Path | None = None,
+    pre: str | None = None,
 ) -> tuple[Model, list[CheckResult]]:
     """Load a model and return it with every check's result, refusing nothing: what a diagnosis wants.
+
+    Every byte of the checkpoint is hashed again, whatever is remembered of it.
 
     Raises:
         InputError: as `load_model`, failed checks apart.
     """
-    model, checkpoint, stock = _load(name, dtype, device, cache_dir)
-    return model, run_checks(model, stock, checkpoint.gguf_metadata)
+    loaded = _load(name, dtype, device, cache_dir, pre, full=True)
+    return loaded.model, loaded.check()
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A model, and what its checks compare it with: its stock logits on the probe ids, what its checkpoint states."""
+
+    model: Model
+    checkpoint: Checkpoint
+    stock: torch.Tensor
+    statement: Statement
+
+    def check(self) -> list[CheckResult]:
+        return run_checks(self.model, self.stock, self.checkpoint.gguf_metadata, self.statement)
 
 
 def _load(
@@ -125,16 +152,29 @@ def _load(
     dtype: str,
     device: str,
     cache_dir: Path | None,
+    pre: str | None,
+    *,
+    full: bool = False,
     read: Callable[[Checkpoint, torch.dtype], Any] | None = None,
-) -> tuple[Model, Checkpoint, torch.Tensor]:
-    """The model, where it came from, and its stock logits on the probe ids; `read` gives other weights than its own."""
+) -> _Loaded:
+    """The model and what to check it by; `read` gives other weights than its own, `full` hashes every byte again."""
     if dtype not in DTYPES:
         raise InputError(f"'{dtype}' is not a dtype: choose one of {', '.join(DTYPES)}.")
     _require_device(device)
     with _quiet():
-        checkpoint = resolve(name, cache_dir or default_cache_dir())
-        tokenizer = _read_tokenizer(checkpoint)
-        hf_model = (read or _read_weights)(checkpoint, DTYPES[dtype]).to(device).eval()
+        checkpoint = resolve(name, cache_dir or default_cache_dir(), pre=pre, full=full)
+        tokenizer, statement = settle(_read_tokenizer(checkpoint), checkpoint.folder)
+        if checkpoint.gguf_metadata:
+            stated = checkpoint.gguf_metadata.get("tokenizer.ggml.pre")
+            statement = replace(statement, pre=pre or stated, by_hand=pre is not None)
+        hf_model = _in_memory((read or _read_weights)(checkpoint, DTYPES[dtype])).eval()
+        checkpoint.require_unchanged()
+        tensors = tensors_sha256(hf_model.state_dict())
+        if read is None and dtype == "float32" and checkpoint.tensors_sha256 not in (None, tensors):
+            raise InputError(
+                f"The weights of '{name}' are not those that were converted: delete '{checkpoint.folder}'."
+            )
+        hf_model = hf_model.to(device)
         # Counted and run before the bridge takes the model apart; tied parameters count once.
         n_parameters = sum(parameter.numel() for parameter in hf_model.parameters())
         stock = stock_logits(hf_model, probe_ids(tokenizer, device))
@@ -145,8 +185,10 @@ def _load(
         sha256=checkpoint.sha256,
         n_parameters=n_parameters,
         architecture=type(hf_model).__name__,
+        tensors_sha256=tensors,
+        pre=pre,
     )
-    return Model(bridge, tokenizer, identity, settings_for(tokenizer)), checkpoint, stock
+    return _Loaded(Model(bridge, tokenizer, identity, settings_for(tokenizer)), checkpoint, stock, statement)
 
 
 def _require_device(device: str) -> None:
@@ -160,7 +202,9 @@ def _require_device(device: str) -> None:
 def _read_tokenizer(checkpoint: Checkpoint) -> Any:
     try:
         return AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except (
+        Exception
+    ) as error:  # each tokenizer class fails in its own way on files that are not as it expects
         reason = _first_line(error)
         raise InputError(f"The tokenizer of '{checkpoint.name}' cannot be read: {reason}") from error
 
@@ -190,6 +234,13 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
             f"The checkpoint '{checkpoint.name}' lacks {len(absent)} weights its configuration asks for, "
             f"the first being {absent[0]}: it is incomplete or its config.json belongs to another model."
         )
+    return hf_model
+
+
+def _in_memory(hf_model: Any) -> Any:
+    """The model with weights of its own: transformers maps the file, whose later changes would change the model."""
+    for tensor in (*hf_model.parameters(), *hf_model.buffers()):
+        tensor.data = tensor.data.clone()
     return hf_model
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from transformer_lens.model_bridge import TransformerBridge
 
 from mech.errors import InputError
+from mech.lengths import Limit, limits
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -17,6 +22,8 @@ class Identity:
 
     `source` is a hub id with its commit, a folder or a file; `sha256` covers the weight files, as names alone
     do not tell a 4-bit copy from fp32; tied parameters count once; `architecture` is the transformers class.
+    `tensors_sha256` is of the weights in memory, as they were run (`mech.hashes.tensors_sha256`); `pre` is the name of
+    a GGUF file's pre-tokenizer where the user said it, else None.
     """
 
     name: str
@@ -24,6 +31,8 @@ class Identity:
     sha256: str
     n_parameters: int
     architecture: str
+    tensors_sha256: str = ""
+    pre: str | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,7 @@ class Model:
     identity: Identity
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     special_in_content: bool = False
+    _logged: set[str] = field(default_factory=set, repr=False, compare=False)
 
     @property
     def n_layers(self) -> int:
@@ -87,19 +97,36 @@ class Model:
         """Type of the parameters."""
         return next(self.bridge.original_model.parameters()).dtype
 
+    @cached_property
+    def limits(self) -> list[Limit]:
+        """The lengths beyond which a sequence is not scored exactly, or not at all, shortest first (`mech.lengths`)."""
+        learned = self.bridge.cfg.positional_embedding_type == "standard"
+        return limits(self.bridge.original_model, self.hf_config, learned)
+
     @property
     def n_positions(self) -> int | None:
-        """How many positions there are learned embeddings for (GPT-2); None where positions are not learned."""
-        learned = self.bridge.cfg.positional_embedding_type == "standard"
-        return int(self.hf_config.max_position_embeddings) if learned else None
+        """How many tokens a sequence may have; None where `limits` is empty."""
+        return self.limits[0].n_tokens if self.limits else None
 
     def require_room(self, n_tokens: int) -> None:
-        """Raise InputError for a sequence that has more tokens than there are learned positions (GPT-2)."""
+        """Raise InputError for a sequence of more tokens than `n_positions`."""
         limit = self.n_positions
         if limit is not None and n_tokens > limit:
+            reason = self.limits[0].reason if self.limits else f"takes {limit}"
             raise InputError(
-                f"A prompt with its action has {n_tokens} tokens, and {self.identity.name} knows {limit} positions."
+                f"A prompt with its action has {n_tokens} tokens, and {self.identity.name} {reason}."
             )
+
+    def length_notes(self, n_tokens: int) -> list[str]:
+        """What a row says of a sequence longer than any that the model was trained for; the first one is logged."""
+        trained = getattr(self.hf_config, "max_position_embeddings", None)
+        if not isinstance(trained, int) or n_tokens <= trained:
+            return []
+        note = f"longer than the {trained} positions that the model was trained for"
+        if note not in self._logged:
+            self._logged.add(note)
+            logger.warning("%s: a sequence of %d tokens is %s.", self.identity.name, n_tokens, note)
+        return [note]
 
     def require_eval_mode(self) -> None:
         """Raise InputError naming the first module in training mode: dropout makes a no-op patch non-zero."""

@@ -1,15 +1,24 @@
-"""The load-time check of the engine itself: a packed row over a trunk against full hooked forwards, on this model.
+"""The load-time checks of the engine itself: a packed row over a trunk against full hooked forwards, on this model.
 
 What a block must be passed is read off the model (`mech.blocks`); here it is shown that nothing was missed. Two actions
 share a row, one of them under an edit of z, so that masks, positions, trunk and edit placement all have to be right.
+
+The probe has a dozen tokens, a sliding window may have thousands. The window is therefore narrowed until the probe
+reaches past it, and cache, greedy decoding and packed row are checked again: a few short forwards, whatever its size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
 import torch
 
 from mech import packed, reference
-from mech.checks import LIMITS, CheckResult, Trace
+from mech.blocks import sliding_window
+from mech.checks import LIMITS, CheckResult, Trace, check_cache, logits_of
 from mech.heads import Head, HeadSet
 from mech.interventions import NOTHING, scale_heads
 from mech.model import Model
@@ -35,3 +44,34 @@ def check_packed_row(model: Model, run: Trace) -> CheckResult:
     if worst > limit:
         sentence = f"a packed row is off by {worst:.3g} nats: this architecture cannot be scored exactly"
     return CheckResult("packed_row", worst <= limit, worst, limit, sentence)
+
+
+def check_window(model: Model, run: Trace) -> list[CheckResult]:
+    """Scores across the edge of a sliding window are those of full forwards; no results without such layers."""
+    window = sliding_window(model)
+    if window is None:
+        return []
+    narrow = max(2, min(window, run.ids.shape[1]) // 2)  # transformers' cache cannot hold a window of 1
+    with _sliding_window(model.hf_config, narrow):
+        inside = Trace(run.ids, logits_of(model, run.ids)[0])
+        results = [*check_cache(model, inside), check_packed_row(model, inside)]
+    moved = float((inside.logits - run.logits).abs().max())
+    results = [
+        replace(one, name=f"window_{one.name}", sentence=f"across a window of {narrow}: {one.sentence}")
+        for one in results
+    ]
+    sentence = f"a window of {narrow} instead of {window} moves the logits"
+    if not moved > 0:
+        sentence = f"not true that {sentence}: what lies beyond the window of this model cannot be checked"
+    return [CheckResult("window", moved > 0, moved, None, sentence), *results]
+
+
+@contextmanager
+def _sliding_window(config: Any, size: int) -> Iterator[None]:
+    """Another window in the body; the masks of the stock forward and of `mech.blocks` are made by it, call by call."""
+    before = config.sliding_window
+    config.sliding_window = size
+    try:
+        yield
+    finally:
+        config.sliding_window = before

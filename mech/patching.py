@@ -13,15 +13,18 @@ How a sweep is one forward and not one a head: `mech.changes`, which does the sa
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mech.capture import everything_names
+from mech import reference
+from mech.capture import capture_hooks, everything_names, shape_rows
 from mech.changes import by_layer, require_clean, score_changes, stacked, sweep
 from mech.engine import Engine, Run
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
+from mech.hooks import Placement, edit_hooks, hooked
 from mech.interventions import Edit, Intervention, replace_heads
 from mech.model import Model
 from mech.queries import Query, Score
@@ -76,6 +79,39 @@ def patch_sets(engine: Engine, recipient: Run, donor: Run, sets: Mapping[str, He
         replace_heads(heads.check(model.n_layers, model.n_heads), z, "candidate") for heads in sets.values()
     ]
     return dict(zip(sets, score_changes(engine, recipient, changes), strict=True))
+
+
+class FullPatch(NamedTuple):
+    """The recipient's score, its score under the patch, and how often the hooks that patched it fired."""
+
+    clean: Score
+    patched: Score
+    fired: int
+
+
+def patch_in_full(model: Model, recipient: Query, donor: Query) -> FullPatch:
+    """Patch all heads' z together by three full forwards: nothing is kept, shared between runs, or skipped as equal.
+
+    With the recipient as its own donor the two scores must be equal to the bit, on a device that is deterministic.
+
+    Raises:
+        InputError: the actions differ in length, or a sequence is longer than the model's may be.
+        HookMissed: a hook did not fire once a forward.
+    """
+    if len(recipient.action) != len(donor.action):
+        raise InputError("Patching needs as many action tokens in both runs.")
+    seen: dict[str, Tensor] = {}
+    names = everything_names(model, "attn.hook_z")
+    with hooked(model, capture_hooks(model, names, seen.__setitem__), fires=1):
+        reference.score(model, [donor])
+    places = list(donor.candidate)
+    z = torch.stack([shape_rows(model, name, seen[name], places, [], len(donor.tokens)) for name in names])
+    [clean] = reference.score(model, [recipient])
+    rows = torch.tensor(list(recipient.candidate), device=model.device)
+    edits = replace_heads(all_heads(model), z, "candidate").edits
+    with hooked(model, edit_hooks(model, [Placement(edit, rows) for edit in edits]), fires=1) as count:
+        [patched] = reference.score(model, [recipient])
+    return FullPatch(clean, patched, sum(count.counts))
 
 
 def everything_from(model: Model, donor: Run) -> Intervention:

@@ -36,6 +36,7 @@ def _score_one(model: Model, query: Query) -> Score:
 def full_forward(model: Model, query: Query) -> Tensor:
     """Logits [pos, d_vocab] of the query's whole sequence under its intervention, by the stock forward."""
     model.require_eval_mode()
+    model.require_room(len(query.tokens))
     placements = [Placement(edit, None) for edit in query.intervention.everywhere.edits]
     for edit in query.intervention.local.edits:
         sources = torch.tensor(edit.sources, device=model.device) if isinstance(edit, Cut) else None

@@ -28,7 +28,9 @@ from mech.checks import (
 )
 from mech.errors import InputError
 from mech.model import Model
-from mech.packed_check import check_packed_row
+from mech.packed_check import check_packed_row, check_window
+from mech.pre_tokenizers import RULES, UNSTATED
+from mech.tokenizers import Statement, cuts_of, ids_of
 
 TRANSFORMERS_RANGE = ((5, 9), (5, 24))
 """First version that works, first that does not: 5.24 renamed the argument that holds the cache."""
@@ -40,7 +42,10 @@ _FORWARD_CHECKS: tuple[Callable[[Model, Trace], CheckResult | list[CheckResult]]
     check_cache,
     check_causal_hooks,
     check_packed_row,
+    check_window,
 )
+_REASONS = (InputError, RuntimeError, AttributeError, LookupError, TypeError, ValueError)
+"""What a model that this package cannot run raises in a check."""
 
 N_PROBE = 12
 _TEXT = "def total(items):\n    return sum(item.price for item in items)\n\nThe capital of France is"
@@ -61,7 +66,10 @@ def probe_ids(tokenizer: Any, device: torch.device | str = "cpu") -> Tensor:
 
 
 def run_checks(
-    model: Model, stock: Tensor | None = None, gguf_metadata: Mapping[str, Any] | None = None
+    model: Model,
+    stock: Tensor | None = None,
+    gguf_metadata: Mapping[str, Any] | None = None,
+    statement: Statement | None = None,
 ) -> list[CheckResult]:
     """Every check in order; those that run the model are left out once it cannot be run.
 
@@ -70,15 +78,19 @@ def run_checks(
         stock: logits [pos, d_vocab] of `probe_ids` from the transformers model before it was wrapped; without
             them the comparison with the stock forward is left out.
         gguf_metadata: header of the GGUF file the model came from, if it did.
+        statement: what the checkpoint says of its tokenizer; without it the tokenizer is not compared.
     """
     results = [check_versions(), check_eval_mode(model), check_transcript(model), check_prefix(model)]
+    if statement is not None:
+        results.append(check_pre_tokenizer(model, statement))
+    results.append(check_lengths(model))
     if gguf_metadata:
         results.append(check_special_tokens(model, gguf_metadata))
     if not results[1].passed:
         return results
     try:
         run = trace(model, probe_ids(model.tokenizer, model.device))
-    except (InputError, RuntimeError) as error:
+    except _REASONS as error:
         return [*results, _broken("hooks", error)]
     results.append(check_finite(run))
     if not results[-1].passed:
@@ -124,6 +136,20 @@ def check_eval_mode(model: Model) -> CheckResult:
     return CheckResult("eval_mode", True, None, None, "every module is in evaluation mode")
 
 
+def check_lengths(model: Model) -> CheckResult:
+    """Up to which length scores are exact; flagged where something else than learned positions limits it."""
+    try:
+        limits = model.limits
+    except _REASONS as error:
+        return _broken("lengths", error)
+    if not limits:
+        return CheckResult("lengths", True, None, None, "sequences of every length treat a position alike")
+    shortest = limits[0]
+    sentence = f"{model.identity.name} {shortest.reason}: longer sequences are refused"
+    n = float(shortest.n_tokens)
+    return CheckResult("lengths", True, n, None, sentence, flagged=not shortest.learned)
+
+
 def check_transcript(model: Model) -> CheckResult:
     """A sample transcript renders, no beginning-of-sequence token is doubled; fallbacks are flagged."""
     try:
@@ -160,6 +186,48 @@ def check_prefix(model: Model) -> CheckResult:
     )
 
 
+def check_pre_tokenizer(model: Model, statement: Statement) -> CheckResult:
+    """The tokenizer, and the bridge's copy, give the checkpoint's own ids; a GGUF file's cuts as its name says."""
+    if statement.ids is None:
+        sentence = (
+            f"the folder has no tokenizer.json: the rules are those of transformers' {statement.class_name}, with "
+            "nothing to compare them with"
+        )
+        return CheckResult("pre_tokenizer", True, None, None, sentence, flagged=True)
+    texts = statement.texts
+    found = [ids_of(one, texts) for one in (model.tokenizer, model.bridge.tokenizer)]
+    wrong = [text for text, *ids in zip(texts, statement.ids, *found, strict=True) if len(set(ids)) > 1]
+    notes = []
+    if statement.replaced:
+        notes.append(
+            f"transformers' {statement.class_name} read {statement.replaced} of {len(texts)} probe texts otherwise "
+            "than the checkpoint's tokenizer.json, whose rules are used instead"
+        )
+    said = f"the {len(texts)} probe texts have the ids of the checkpoint's tokenizer.json"
+    if statement.pre is not None:
+        rules = RULES[statement.pre]
+        said = f"{said}, which cuts as '{statement.pre}' says ({rules.source})"
+        if cuts_of(model.tokenizer) != cuts_of(rules):
+            sentence = (
+                f"the converted tokenizer.json does not cut as '{statement.pre}' (tokenizer.ggml.pre) says: delete the "
+                "converted checkpoint"
+            )
+            return CheckResult("pre_tokenizer", False, float(len(wrong)), 0.0, sentence)
+        if statement.by_hand:
+            notes.append(f"'{statement.pre}' was said by hand")
+        if rules.normalizer == UNSTATED:
+            notes.append(
+                "whether it composes characters first is not stated: text that is not composed is refused"
+            )
+    sentence = "; ".join([*notes, said])
+    if wrong:
+        sentence = (
+            f"{len(wrong)} of {len(texts)} probe texts have other ids than the checkpoint's own tokenizer gives, the "
+            f"first being {wrong[0]!r}: give the checkpoint another tokenizer class, or convert it again"
+        )
+    return CheckResult("pre_tokenizer", not wrong, float(len(wrong)), 0.0, sentence, flagged=bool(notes))
+
+
 def check_special_tokens(model: Model, gguf_metadata: Mapping[str, Any]) -> CheckResult:
     """The converted tokenizer has the BOS and EOS the GGUF header states (what it omits is not asked)."""
     tokenizer = model.tokenizer
@@ -193,6 +261,6 @@ def _guarded(
     """The results of a check; an error of the model or a hook in it is its failure, by name."""
     try:
         outcome = check(model, run)
-    except (InputError, RuntimeError) as error:
+    except _REASONS as error:
         return [_broken(check.__name__.removeprefix("check_"), error)]
     return outcome if isinstance(outcome, list) else [outcome]

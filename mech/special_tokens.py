@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 from tokenizers import Tokenizer
 
 from mech.errors import InputError
-from mech.templates import CharSpan
+from mech.templates import CharSpan, Message
 
 _FIRST, _FILLER = 0xF0000, chr(0x10FFFD)  # planes of private use
 
@@ -77,6 +77,22 @@ class SpecialTokens:
         """Control tokens that would be read although the template does not write them."""
         written = set(self.written(text, content))
         return [place for place in self.found(text) if place not in written]
+
+    def refuse(self, messages: Sequence[Message]) -> None:
+        """Raise InputError where a message spells a control token, in any case of letters.
+
+        For a transcript that does not tell where it holds each message: what is spelt there cannot be told from what
+        the template writes.
+        """
+        control = {text.casefold(): text for text in self.ids}
+        for number, message in enumerate(messages, 1):
+            said = message["content"].casefold()
+            spelt = next((text for low, text in control.items() if low in said), None)
+            if spelt is not None:
+                raise InputError(
+                    f"The chat template words something by what stands in message {number} ({message['role']}), which "
+                    f"spells {spelt}: that cannot be told from the template's own."
+                )
 
     def read(self, text: str, written: Sequence[CharSpan]) -> Reading:
         """The ids of a text whose only control tokens are those at `written`, with the characters of each id.

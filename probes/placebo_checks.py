@@ -4,14 +4,15 @@
     redrawn_ablation    the same heads taken out of it remove a share of the real Δcopy inside ±SMALL
     shuffled_scores     scores permuted over heads: p of the real top set, (b + 1) / (m + 1), is at most ALPHA
     unrelated_call      a failed call that has nothing to do with a×: the interval of G is not below 0
-    self_patch          every head patched with the same run's own value: exactly 0 by the shortcut
-    self_patch_run      the same, run through the sweep: at most ROUNDING nats
+    self_patch          all heads patched with what the same run computes, by full forwards: exactly 0
+    self_patch_run      each head patched with its own value, through the sweep: at most ROUNDING nats
     padding_edges       cutting attention to words that carry nothing, over cutting it to the call: inside ±MODEST
 
 A placebo passes only if its positive counterpart is alive: an instrument that finds nothing anywhere fails, whatever
 its placebos say. Counterparts: the real Δcopy per token, the share its top set removes, −G under fail, the cut to the
-call (each with its interval above 0); for self-patches, the largest effect of a head from another run on every item
-is at least LIVELY. Intervals: `probes.stats`, with tasks as clusters. With one task there is none, and nothing passes.
+call (each with its interval above 0); for self-patches, the effect of another run's values by the same path is at
+least LIVELY on every item (of all heads; of the head whose effect is the largest), and the hooks fired. Intervals:
+`probes.stats`, with tasks as clusters. With one task there is none, and nothing passes.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def placebo_table(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAW
 
     Args:
         rows: part, item_id, task_id, name, value. Parts: whole (pre, neut, fail, fail_unrelated, n_tokens), selected
-            and shuffled0, shuffled1, … (pre, neut), redrawn and redrawn_selected (pre, neut), self (shortcut, run,
-            other), padding (n_padding, and whole, record, padding where it is above 0). Values in nats.
+            and shuffled0, shuffled1, … (pre, neut), redrawn and redrawn_selected (pre, neut), self (full, full_other,
+            fired, run, other), padding (n_padding, and whole, record, padding where it is above 0). Values in nats.
         rng_for: gives the streams `placebo/WHAT`.
         n_draws: bootstrap draws.
 
@@ -133,16 +134,19 @@ def _unrelated(table: _Table) -> tuple[object, ...]:
 
 
 def _self_patches(table: _Table) -> list[tuple[object, ...]]:
-    other = table.of("self", "other")
-    weakest = Interval(float(other.min()), *(math.nan,) * 2, len(other), 0, math.nan, True)
     lines = []
-    for what, name, limit in (("self_patch", "shortcut", 0.0), ("self_patch_run", "run", ROUNDING)):
-        largest = float(table.of("self", name).max())
-        found = Interval(largest, *(math.nan,) * 2, len(other), table.tasks.nunique(), math.nan, True)
+    for what, name, other, heads, limit in (
+        ("self_patch", "full", "full_other", "all heads", 0.0),
+        ("self_patch_run", "run", "other", "largest of all heads", ROUNDING),
+    ):
+        own, another = table.of("self", name), table.of("self", other)
+        weakest = Interval(float(another.min()), *(math.nan,) * 2, len(another), 0, math.nan, True)
+        n_tasks = table.tasks.loc[own.index].nunique()
+        found = Interval(float(own.max()), *(math.nan,) * 2, len(own), n_tasks, math.nan, True)
         expected = "exactly 0" if limit == 0 else f"at most {limit:g}"
-        line = _line(what, expected, found, largest <= limit, limit, "nats, largest of all heads",
-                     "largest effect of another run's head", weakest, weakest.mean >= LIVELY)  # fmt: skip
-        lines.append(line)
+        alive = weakest.mean >= LIVELY and bool((table.of("self", "fired") > 0).all())
+        lines.append(_line(what, expected, found, found.mean <= limit, limit, f"nats, {heads}",
+                           f"effect of another run, {heads}", weakest, alive))  # fmt: skip
     return lines
 
 

@@ -199,7 +199,7 @@ def score_row(model: Model, ask: Ask, score: Score) -> dict[str, Any]:
         **question(ask),
         "token_logprobs": action.logprobs.tolist(),
         "boundary_merged": ask.boundary_merged,
-        "notes": list(ask.notes),
+        "notes": [*ask.notes, *model.length_notes(len(ask.query.tokens))],
         **attributes(ask.item),
     }
 

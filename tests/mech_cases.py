@@ -87,6 +87,10 @@ def interventions(model: Model, n: int) -> dict[str, Intervention]:
     z = noise(model, model.n_layers, n, model.n_heads, model.d_head)
     rows, one = noise(model, n, model.d_model, seed=1), noise(model, model.d_model, seed=2)
     mean = noise(model, model.n_layers, model.n_heads, model.d_head, seed=3)
+    return _interventions(z, rows, one, mean)
+
+
+def _interventions(z: Tensor, rows: Tensor, one: Tensor, mean: Tensor) -> dict[str, Intervention]:
     patched = replace_heads(HEADS, z, "candidate")
     return {
         "z replaced at the candidate": patched,
@@ -105,20 +109,8 @@ def interventions(model: Model, n: int) -> dict[str, Intervention]:
     }
 
 
-KINDS = (
-    "z replaced at the candidate",
-    "z of one value at the candidate",
-    "z scaled at the candidate",
-    "z mean everywhere",
-    "z zero everywhere",
-    "mlp_out at the candidate",
-    "mlp_out everywhere",
-    "resid_pre at the candidate",
-    "resid_pre everywhere",
-    "embedding at the candidate",
-    "everywhere, and on top at the candidate",
-    "scaled everywhere, and again at the candidate",
-)
+_ZERO = torch.zeros(3, 1, 4, 1)
+KINDS = tuple(_interventions(_ZERO, _ZERO[0, :, 0], _ZERO[0, 0, 0], _ZERO[:, 0]))
 """The names that `interventions` gives."""
 
 

@@ -80,10 +80,14 @@ ITEMS = (
 
 @cache
 def loaded_once(
-    name: str, dtype: str = "float32", device: str = "cpu", cache_dir: Path | None = None
+    name: str,
+    dtype: str = "float32",
+    device: str = "cpu",
+    cache_dir: Path | None = None,
+    pre: str | None = None,
 ) -> Model:
     """`load_model` with its checks, each checkpoint once: nothing in a run changes a model."""
-    return load_model(name, dtype=dtype, device=device, cache_dir=cache_dir)
+    return load_model(name, dtype=dtype, device=device, cache_dir=cache_dir, pre=pre)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import hashlib
 import random
 import textwrap
 
@@ -13,6 +14,7 @@ from envs.coderepair.mutations import OPERATORS, Mutant, mutants
 from envs.coderepair.problems import bundled_problems
 from envs.coderepair.source import Change, Source
 from envs.errors import InputError
+from tests.fresh_process import printed
 
 BUNDLED = bundled_problems()
 
@@ -256,8 +258,22 @@ def test_every_operator_finds_work_in_the_bundled_problems(
     assert all(len({mutant.operator for mutant in found}) >= 5 for found in spoilt.values())
 
 
-def test_the_same_program_gives_the_same_mutants() -> None:
-    assert mutants(BUNDLED[0].code) == mutants(BUNDLED[0].code)
+ALL_MUTANTS = """
+import hashlib
+from envs.coderepair.mutations import mutants
+from envs.coderepair.problems import bundled_problems
+found = [repr(mutants(problem.code)) for problem in bundled_problems()]
+digest = hashlib.sha256("".join(found).encode()).hexdigest()
+"""
+
+
+def test_the_same_program_gives_the_same_mutants_in_every_process(
+    spoilt: dict[str, tuple[Mutant, ...]],
+) -> None:
+    here = hashlib.sha256("".join(map(repr, spoilt.values())).encode()).hexdigest()
+    assert len(spoilt) == len(BUNDLED)
+    for hash_seed in (0, 1, 2):
+        assert printed(f"{ALL_MUTANTS}\nprint(digest)", hash_seed) == here
 
 
 @pytest.mark.parametrize("code", ["def f(:\n", "x = 1\r\n", "x = '\0'\n"])

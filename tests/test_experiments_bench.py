@@ -57,7 +57,9 @@ def test_a_checkpoint_that_changed_since_it_was_loaded_is_refused(
 ) -> None:
     model = tiny_model(tiny_folder, "llama", "float32")
     other = tiny_folder("llama", seed=1)
-    monkeypatch.setattr("experiments.bench_methods.resolve", lambda name, folder: _resolved(other, folder))
+    monkeypatch.setattr(
+        "experiments.bench_methods.resolve", lambda name, folder, pre: _resolved(other, folder)
+    )
     with pytest.raises(InputError, match="changed"):
         load_stock(model, tmp_path)
 

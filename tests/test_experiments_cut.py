@@ -54,7 +54,9 @@ def test_a_killed_run_goes_on_and_another_set_is_refused(shell: Shell) -> None:
 def test_the_sources_are_the_tokens_they_are_called(shell: Shell) -> None:
     model = loaded_once(str(shell.model))
     engine = Engine(model)
-    for item in build_toolshed_items(3, n_tasks=12)[::9]:
+    items = build_toolshed_items(3, n_tasks=12)[::9]
+    assert {bool(item.step_index) for item in items} == {False, True}
+    for item in items:
         [ask] = asks(model, item, ["neut"], WORDING, ["failed"])
         found = edge_sources(engine, item, "neut", WORDING)
         text = {

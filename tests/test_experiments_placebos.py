@@ -13,11 +13,14 @@ import torch
 from experiments.placebos import self_patches, shuffled_heads, verdict
 from experiments.schema import PLACEBOS
 from experiments.session import Session
+from mech import hooks
 from mech.engine import Engine
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
+from mech.interventions import Edit
 from mech.load import load_model, load_redrawn
-from mech.patching import patch_heads
+from mech.model import Model
+from mech.patching import all_heads, patch_in_full, patch_sets
 from probes import placebo_checks
 from probes.items import Item, dump_items
 from probes.placebo_checks import ROUNDING, placebo_table
@@ -139,18 +142,52 @@ def test_padding_sources_are_the_words_that_carry_nothing(tiny_folder: FolderFac
     assert set(padding_sources(Engine(model), short, WORDING)) == {"record"}
 
 
-def test_self_patches_are_zero_by_the_shortcut_and_as_good_as_zero_when_they_are_run(
-    tiny_folder: FolderFactory, exact_softmax: None
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_self_patches_run_and_change_nothing(
+    family: str, tiny_folder: FolderFactory, exact_softmax: None
 ) -> None:
+    engine = Engine(tiny_model(tiny_folder, family))
+    session = Session(engine, [ITEMS[0]], WORDING, lambda name: np.random.default_rng(0))
+    found = self_patches(session, ITEMS[0])
+    assert found["full"] == 0.0 and found["fired"] == engine.model.n_layers
+    assert found["run"] <= FP64 < 1e-3 < min(found["other"], found["full_other"])
+
+
+@pytest.mark.parametrize("shift", ["row", "head", "size"])
+def test_a_patch_that_lands_elsewhere_is_no_self_patch(
+    shift: str, tiny_folder: FolderFactory, exact_softmax: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the two placebos are for: a patch one position or head off, or off by one part in a thousand."""
     engine = Engine(tiny_model(tiny_folder, "llama"))
     session = Session(engine, [ITEMS[0]], WORDING, lambda name: np.random.default_rng(0))
-    own = decision_run(engine, ITEMS[0], "neut", WORDING)
-    ran = engine.meter.ran
-    assert {score.total for score in patch_heads(engine, own, own).values()} == {own.score.total}
-    assert engine.meter.ran == ran  # the shortcut
+    right = hooks._edit
+
+    def wrong(model: Model, activation: torch.Tensor, edit: Edit, at: torch.Tensor | None) -> None:
+        assert edit.value is not None and edit.head is not None
+        if shift == "row":
+            edit = replace(edit, value=edit.value.roll(1, 0))
+        elif shift == "head":
+            edit = replace(edit, head=(edit.head + 1) % model.n_heads)
+        else:
+            edit = replace(edit, value=edit.value * 1.001)
+        right(model, activation, edit, at)
+
+    monkeypatch.setattr(hooks, "_edit", wrong)
     found = self_patches(session, ITEMS[0])
-    assert engine.meter.ran > ran + 2 and found["shortcut"] == 0.0
-    assert found["run"] <= FP64 < 1e-3 < found["other"]
+    assert found["full"] > 0 and found["run"] > ROUNDING
+
+
+def test_a_full_patch_is_the_joint_patch_of_all_heads(
+    tiny_folder: FolderFactory, exact_softmax: None
+) -> None:
+    model = tiny_model(tiny_folder, "llama")
+    before, after = (decision_run(Engine(model), ITEMS[0], name, WORDING) for name in ("pre", "neut"))
+    full = patch_in_full(model, before.query, after.query)
+    [joint] = patch_sets(Engine(model), before, after, {"all": all_heads(model)}).values()
+    assert full.patched.total == pytest.approx(joint.total, abs=FP64 * 10)
+    assert full.clean.total == pytest.approx(before.score.total, abs=FP64 * 10)
+    with pytest.raises(InputError, match="as many action tokens"):
+        patch_in_full(model, before.query, replace(after.query, action=after.query.action[:-1]))
 
 
 # --- the verdicts
@@ -165,7 +202,8 @@ def rows(**changed: dict[str, list[float]]) -> pd.DataFrame:
         **{f"shuffled{i}": copy for i in range(20)},
         "redrawn": {"pre": [-90.0] * 4, "neut": [-90.1, -89.9, -90.2, -90.0]},
         "redrawn_selected": {"pre": [-90.0] * 4, "neut": [-90.1, -89.9, -90.1, -90.0]},
-        "self": {"shortcut": [0.0] * 4, "run": [1e-5] * 4, "other": [3.0, 1, 2, 5]},
+        "self": {"full": [0.0] * 4, "run": [1e-5] * 4, "other": [3.0, 1, 2, 5], "full_other": [9.0, 4, 6, 7],
+                 "fired": [30.0] * 4},
         "padding": {"n_padding": [5.0] * 4, "whole": [-10.0] * 4, "record": [-30.0, -31, -29, -30],
                     "padding": [-10.5, -9.5, -10, -11]},
     }  # fmt: skip
@@ -209,7 +247,7 @@ def test_numbers_are_ratios_of_sums_and_all_pass() -> None:
         ("redrawn_ablation", {"redrawn_selected": {"neut": [-99.0, -98, -97, -99]}}),
         ("shuffled_scores", {"shuffled7": {"neut": [-30.0, -32, -28, -31]}}),
         ("unrelated_call", {"whole": {"fail_unrelated": [-20.0, -21, -22, -20]}}),
-        ("self_patch", {"self": {"shortcut": [0.0, 0, 1e-9, 0]}}),
+        ("self_patch", {"self": {"full": [0.0, 0, 1e-9, 0]}}),
         ("self_patch_run", {"self": {"run": [1e-5, 3e-4, 1e-5, 1e-5]}}),
         ("padding_edges", {"padding": {"padding": [-20.0, -19, -18, -20]}}),
         # The counterparts, each dead.
@@ -217,7 +255,8 @@ def test_numbers_are_ratios_of_sums_and_all_pass() -> None:
         ("redrawn_ablation", {"selected": {"neut": [-10.0, -11, -9, -10]}}),
         ("shuffled_scores", {"selected": {"neut": [-9.0, -12, -8, -11]}}),
         ("unrelated_call", {"whole": {"fail": [-30.0, -32, -28, -31]}}),
-        ("self_patch", {"self": {"other": [3.0, 0, 2, 5]}}),
+        ("self_patch", {"self": {"full_other": [3.0, 0, 2, 5]}}),
+        ("self_patch", {"self": {"fired": [30.0, 30, 0, 30]}}),
         ("self_patch_run", {"self": {"other": [3.0, 0.01, 2, 5]}}),
         ("padding_edges", {"padding": {"record": [-10.0, -9, -10, -10]}}),
         ("padding_edges", {"padding": {"n_padding": [0.0] * 4}}),
@@ -231,7 +270,7 @@ def test_what_must_fail_fails(what: str, changed: dict[str, dict[str, list[float
 
 def test_a_placebo_that_finds_something_and_a_dead_counterpart_are_told_apart() -> None:
     assert verdict(verdicts().reset_index()) == "every placebo behaves, beside a live instrument"
-    both = verdicts(self={"shortcut": [0.0, 0, 1e-9, 0]}, selected={"neut": [-10.0, -11, -9, -10]})
+    both = verdicts(self={"full": [0.0, 0, 1e-9, 0]}, selected={"neut": [-10.0, -11, -9, -10]})
     wrong, dead = verdict(both.reset_index()).splitlines()
     assert wrong == "does not behave: self_patch"
     assert dead.endswith("finds nothing: redrawn_ablation, shuffled_scores")

@@ -23,6 +23,7 @@ from experiments.changes_in_loop import CHANGES, parse_changes
 from experiments.cli import main
 from experiments.copies import with_copies
 from experiments.environments import REPLY_TOKENS
+from experiments.places import checkpoint_cache
 from experiments.policies import ModelPolicy
 from experiments.predict_repeats import PREDICTORS
 from experiments.records import RunFolder
@@ -339,6 +340,22 @@ def test_a_transcript_that_fills_the_model_ends_the_rollout_with_that_outcome(
     last = [row for row in shell.lines("steps", "full") if row["kind"] == "no_room"]
     assert last and all(row["end"] == row["stop"] == "no_room" and row["last"] for row in last)
     assert "no_room" in set(shell.table("rollouts", "full")["end"])
+
+
+def test_a_step_says_that_its_transcript_is_longer_than_any_in_training(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.ran("rollout", "--harness", "verbatim", *SMALL)
+    rows = shell.lines("steps")
+    lengths = [row["n_prompt_tokens"] + row["n_new_tokens"] for row in rows]
+    trained = sorted(set(lengths))[0]
+    cached = checkpoint_cache()
+    model = loaded_once(str(shell.model), dtype="float32", device="cpu", cache_dir=cached)
+    monkeypatch.setattr(model.hf_config, "max_position_embeddings", trained)
+    shell.ran("rollout", "--harness", "verbatim", *SMALL, out="long")
+    note = f"longer than the {trained} positions that the model was trained for"
+    found = [note in row["notes"] for row in shell.lines("steps", "long")]
+    assert found == [length > trained for length in lengths] and True in found and False in found
 
 
 def test_predictions_are_of_the_prompts_that_the_model_saw(shell: Shell) -> None:

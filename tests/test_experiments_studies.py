@@ -27,6 +27,7 @@ from mech.engine import Engine
 from mech.head_norms import head_norms
 from mech.heads import Head, HeadSet
 from mech.interventions import scale_heads
+from mech.load import load_model
 from mech.means import mean_z
 from mech.patching import all_heads, everything_from, sweep_names
 from mech.queries import Query
@@ -42,6 +43,7 @@ from probes.toolshed_items import build_toolshed_items
 from probes.wording import load_wording
 from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS, Shell, contents, shell  # noqa: F401 - a fixture
+from tests.tiny_gguf import write_gguf
 from tests.tolerances import FP64, IDENTITY, NATS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -323,7 +325,9 @@ def test_patch_has_every_head_of_every_item_and_shares_that_add_up(patched: Shel
 def test_patch_measures_the_delta_that_probe_measures(patched: Shell) -> None:
     patched.ran("probe")
     copy = patched.table("measures").query("measure == 'copy'").set_index("item_id")["value"]
-    for row in patched.lines("patches"):
+    rows = patched.lines("patches")
+    assert {row["item_id"] for row in rows} == set(copy.index) != set()
+    for row in rows:
         assert (row["from"], row["to"]) == ("pre", "neut")
         assert row["delta"] == row["logprob_to"] - row["logprob_from"]
         assert row["delta"] == pytest.approx(copy[row["item_id"]], abs=NATS)
@@ -401,7 +405,9 @@ def test_one_direction_writes_only_that_one(shell: Shell) -> None:
 
 def test_the_slow_engine_patches_to_the_same_effects(patched: Shell) -> None:
     patched.ran("patch", "--k", "2,5", "--engine", "reference", out="slow")
-    for one, other in zip(patched.lines("patches"), patched.lines("patches", "slow"), strict=True):
+    pairs = list(zip(patched.lines("patches"), patched.lines("patches", "slow"), strict=True))
+    assert pairs
+    for one, other in pairs:
         assert one["id"] == other["id"]
         for kind in ("heads", "sets"):
             assert one[kind].keys() == other[kind].keys()
@@ -637,6 +643,25 @@ def test_items_shows_what_is_in_them_and_writes_them(
     assert again.read_bytes() == file.read_bytes()
 
 
+def test_pre_tokenizer_of_a_gguf_file_is_said_by_hand_and_recorded(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BACKFIRE_CACHE", str(shell.tmp / "cache"))
+    file = write_gguf(shell.tmp / "tiny.gguf", pre=None)
+    few = ("--n-sequences", "1", "--length", "4", "--top", "2", "--quiet", "yes")
+    shell("heads", "--model", file, *few).sentence("tiny.gguf", "names no pre-tokenizer", "--pre NAME")
+    shell("heads", "--model", file, "--pre", "qwen", *few).sentence("'qwen' (--pre) is unknown", "smollm")
+    shell("heads", "--pre", "smollm", *few).sentence("--pre names the pre-tokenizer of a GGUF file")
+    assert shell("heads", "--model", file, "--pre", "smollm", *few).code == 0  # converting shows its progress
+    about = shell.about("heads")
+    recorded = about["provenance"]["model"]
+    assert about["config"]["pre"] == recorded["pre"] == "smollm"
+    loaded = load_model(str(file), cache_dir=shell.tmp / "cache", pre="smollm")
+    assert recorded["tensors_sha256"] == loaded.identity.tensors_sha256
+    other = shell("heads", "--model", file, "--pre", "qwen2", *few)
+    assert other.code == 2 and "was made with another tokenizer" in other.err[-1]
+
+
 def test_doctor_says_what_was_loaded_and_what_was_checked(shell: Shell) -> None:
     said = shell("doctor", out=None)
     text = "\n".join(said.out)
@@ -646,5 +671,8 @@ def test_doctor_says_what_was_loaded_and_what_was_checked(shell: Shell) -> None:
     assert "3 layers x 4 heads, 2 key/value heads, d_head 8" in text
     assert f"torch {torch.__version__}" in text and "transformer-lens" in text
     checks = [line.split()[1] for line in said.out if line.split(" ")[0] in ("ok", "note", "FAIL")]
-    assert {"cache_length", "packed_row", "versions"} <= set(checks) and len(set(checks)) == len(checks)
+    assert model.identity.tensors_sha256 in text
+    assert {"cache_length", "packed_row", "versions", "pre_tokenizer"} <= set(checks) and len(
+        set(checks)
+    ) == len(checks)
     assert said.out[-1] == f"{len(checks)} of {len(checks)} checks passed"

@@ -63,7 +63,9 @@ def test_the_csv_behind_the_maps_holds_every_head_and_its_mark(drawn: Path) -> N
     scores = numbers(drawn, "head_scores")
     pd.testing.assert_frame_equal(scores, heads[["layer", "head", "prefix_matching", "selected"]])
     effects = pd.read_csv(drawn / "effects.csv")
-    for direction, found in numbers(drawn, "head_effects").groupby("direction"):
+    shown = numbers(drawn, "head_effects")
+    assert set(shown["direction"]) == set(effects["direction"]) != set()
+    for direction, found in shown.groupby("direction"):
         assert len(found) == N_LAYERS * N_HEADS
         assert found["selected"].sum() == N_SELECTED
         one = found.iloc[5]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import random
 import resource
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -18,7 +22,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mech import gguf as gguf_room
 from mech.checkpoints import known_names, resolve, weight_files, weights_sha256
 from mech.errors import InputError
-from mech.gguf import RECORD, cached_folder, file_sha256, read_metadata
+from mech.gguf import RECORD, cached_folder, read_metadata
+from mech.hashes import file_sha256
 from tests.tiny_gguf import write_gguf
 
 
@@ -70,7 +75,7 @@ def test_second_resolve_converts_nothing(
 ) -> None:
     first = resolve(str(gguf_file), tmp_path)
 
-    def refuse(path: Path, folder: Path) -> None:
+    def refuse(path: Path, folder: Path, pre: str | None) -> str:
         raise AssertionError("converted twice")
 
     monkeypatch.setattr(gguf_room, "_convert", refuse)
@@ -80,41 +85,238 @@ def test_second_resolve_converts_nothing(
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Real conversions, counted."""
     calls: list[Path] = []
-    convert: Callable[[Path, Path], None] = gguf_room._convert
+    convert: Callable[[Path, Path, str | None], str] = gguf_room._convert
 
-    def count(path: Path, folder: Path) -> None:
+    def count(path: Path, folder: Path, pre: str | None) -> str:
         calls.append(folder)
-        convert(path, folder)
+        return convert(path, folder, pre)
 
     monkeypatch.setattr(gguf_room, "_convert", count)
     return calls
 
 
-@pytest.mark.parametrize("damage", ["no record", "short file", "missing file"])
-def test_incomplete_conversion_is_made_again(
-    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+@pytest.mark.parametrize(
+    "damage", ["no record", "short file", "missing file", "further file", "zeros", "one bit"]
+)
+def test_conversion_that_is_not_what_was_written_is_made_again(
+    gguf_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    damage: str,
 ) -> None:
     folder = resolve(str(gguf_file), tmp_path).folder
+    written = (folder / "model.safetensors").read_bytes()
     if damage == "no record":
         (folder / RECORD).unlink()
     elif damage == "short file":
         weights = (folder / "model.safetensors").read_bytes()
         (folder / "model.safetensors").write_bytes(weights[:-1])
-    else:
+    elif damage == "missing file":
         (folder / "tokenizer.json").unlink()
+    elif damage == "further file":
+        (folder / "chat_template.jinja").write_text("{{ messages }}")
+    else:
+        changed = bytearray(written)
+        if damage == "zeros":
+            changed[20_000:40_000] = bytes(20_000)
+        else:
+            changed[-7] ^= 1
+        (folder / "model.safetensors").write_bytes(changed)
     leftover = tmp_path / f".{folder.name}.killed"
     leftover.mkdir()
     calls = counted(monkeypatch)
     resolve(str(gguf_file), tmp_path)
     assert len(calls) == 1
     assert not leftover.exists()
-    AutoModelForCausalLM.from_pretrained(folder)
+    assert (folder / "model.safetensors").read_bytes() == written
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert str(folder) in warning and "is made again" in warning and "\n" not in warning
+    resolve(str(gguf_file), tmp_path)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("time", ["set back", "as it is"])
+def test_zeros_in_converted_weights_are_found(gguf_file: Path, tmp_path: Path, time: str) -> None:
+    """The file keeps its size; `doctor` reads every byte (`full`), and a load reads again what changed."""
+    folder = resolve(str(gguf_file), tmp_path).folder
+    weights = folder / "model.safetensors"
+    written, before = weights.read_bytes(), weights.stat()
+    with weights.open("r+b") as file:
+        file.seek(len(written) // 2)
+        file.write(bytes(len(written) // 4))
+    if time == "set back":
+        os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert weights.read_bytes() != written
+    resolve(str(gguf_file), tmp_path, full=time == "set back")
+    assert weights.read_bytes() == written
+
+
+RECORDS: list[bytes] = [
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b"3",
+    b'"text"',
+    b"{}",
+    b"\xff\xfe\x00",
+    b"\xef\xbb\xbf{}",
+    b"[" * 200_000,
+    b"{" * 5,
+    b'{"gguf_sha256": 1, "files": [], "tensors_sha256": {}}',
+    b'{"gguf_sha256": "GGUF", "files": {"\\ud800": "x"}, "tensors_sha256": "x"}',
+    b'{"gguf_sha256": "GGUF", "files": {"../../x": "x"}, "tensors_sha256": "x"}',
+    b'{"gguf_sha256": "GGUF", "files": "model.safetensors", "tensors_sha256": "x"}',
+    b'{"files": {}, "files": 3}',
+    b'{"gguf_sha256": NaN, "files": {}}',
+    b"1" * 5000,
+    b" " * (2 << 20),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=range(len(RECORDS)))
+def test_damaged_record_is_no_conversion(record: bytes, gguf_file: Path, tmp_path: Path) -> None:
+    (tmp_path / RECORD).write_bytes(record.replace(b"GGUF", file_sha256(gguf_file).encode()))
+    found, why = gguf_room._examine(tmp_path, file_sha256(gguf_file), tmp_path / "memory", False)
+    assert found is None and RECORD in why
+
+
+def test_any_change_of_a_record_is_a_conversion_or_none_and_never_an_error(
+    gguf_file: Path, tmp_path: Path
+) -> None:
+    """A seeded fuzz: bytes, types and whole entries of a record, changed at random."""
+    digest = file_sha256(gguf_file)
+    folder = resolve(str(gguf_file), tmp_path).folder
+    good = (folder / RECORD).read_text()
+    rng = random.Random(0)
+    values = (None, True, 3, -1.5, [], {}, [[]], "", "x", "\ud800", digest, 10**400)
+    for _ in range(300):
+        record = json.loads(good)
+        if rng.random() < 0.5:
+            broken = bytearray(good.encode())
+            for _ in range(rng.randrange(1, 4)):
+                broken[rng.randrange(len(broken))] = rng.randrange(256)
+            (folder / RECORD).write_bytes(broken)
+        else:
+            where = rng.choice([record, record["files"]])
+            where[rng.choice([*where, "further", "\ud800"])] = rng.choice(values)
+            if rng.random() < 0.2:
+                del where[rng.choice(list(where))]
+            (folder / RECORD).write_text(json.dumps(record))
+        found, _ = gguf_room._examine(folder, digest, tmp_path / "hashes", False)
+        if found is not None:  # what was changed decides nothing
+            now = json.loads((folder / RECORD).read_bytes())
+            assert (now["gguf_sha256"], now["files"]) == (digest, json.loads(good)["files"])
+
+
+@pytest.mark.parametrize("what", ["list", "folder", "unreadable name"])
+def test_damaged_record_is_made_again(what: str, gguf_file: Path, tmp_path: Path) -> None:
+    folder = resolve(str(gguf_file), tmp_path).folder
+    if what == "list":
+        (folder / RECORD).write_text("[1, 2]")
+    elif what == "folder":
+        (folder / RECORD).unlink()
+        (folder / RECORD).mkdir()
+    else:
+        (folder / os.fsdecode(b"\xff")).write_text("")
+    assert resolve(str(gguf_file), tmp_path).folder == folder
+    assert json.loads((folder / RECORD).read_text())["converter"] == gguf_room.CONVERTER_VERSION
+
+
+def test_file_in_place_of_the_converted_folder_is_one_sentence(gguf_file: Path, tmp_path: Path) -> None:
+    folder = resolve(str(gguf_file), tmp_path).folder
+    shutil.rmtree(folder)
+    folder.write_text("a file")
+    with pytest.raises(InputError, match="cannot be written"):
+        resolve(str(gguf_file), tmp_path)
+
+
+def test_conversion_is_on_the_disk_before_it_has_its_name(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    sync, replace = os.fsync, os.replace
+
+    def noted_sync(descriptor: int) -> None:
+        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        sync(descriptor)
+
+    def noted_replace(source: Path, target: Path) -> None:
+        if Path(source).is_dir():
+            done.append("renamed")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    folder = resolve(str(gguf_file), tmp_path).folder
+    before = done[: done.index("renamed")]
+    assert {file.name for file in folder.iterdir()} <= set(before)
+    assert before[-1].startswith(f".{folder.name}")
+    assert done[done.index("renamed") + 1] == tmp_path.name
+
+
+def test_cache_of_another_converter_is_not_used(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = resolve(str(gguf_file), tmp_path).folder
+    monkeypatch.setattr(gguf_room, "CONVERTER_VERSION", gguf_room.CONVERTER_VERSION + 1)
+    assert resolve(str(gguf_file), tmp_path).folder != first
+
+
+def test_pre_tokenizer_said_by_hand_has_a_conversion_of_its_own(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", pre=None)
+    with pytest.raises(InputError, match=r"names no pre-tokenizer .*--pre NAME"):
+        resolve(str(file), tmp_path)
+    one, other = (resolve(str(file), tmp_path, pre=pre) for pre in ("smollm", "qwen2"))
+    assert one.folder != other.folder and one.sha256 == other.sha256
+    assert (one.pre, other.pre) == ("smollm", "qwen2")
+    assert '"NFC"' in (other.folder / "tokenizer.json").read_text()
+    with pytest.raises(InputError, match="'qwen' .* is unknown"):
+        resolve(str(file), tmp_path, pre="qwen")
+
+
+@pytest.mark.parametrize("pre", ["kimi-k2", "default", "of-tomorrow"])
+def test_unsupported_pre_tokenizer_is_refused_before_anything_is_converted(pre: str, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", pre=pre)
+    with pytest.raises(InputError, match=f"'{pre}' .*--pre NAME"):
+        resolve(str(file), tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_pre_tokenizer_of_a_folder_is_not_said_by_hand(
+    tiny_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="--pre names the pre-tokenizer of a GGUF file"):
+        resolve(str(tiny_folder("llama")), tmp_path, pre="smollm")
+    with pytest.raises(InputError, match="--pre names the pre-tokenizer of a GGUF file"):
+        resolve("smollm2-135m", tmp_path, pre="smollm")
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        b"",
+        b"[]",
+        b'{"weight_map": []}',
+        b'{"weight_map": {"a": 3}}',
+        b'{"weight_map": {"a": null}}',
+        b"\xff",
+        b"[" * 200_000,
+    ],
+    ids=range(7),
+)
+def test_damaged_weight_index_is_one_sentence(index: bytes, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_bytes(index)
+    with pytest.raises(InputError, match="not a readable weight index"):
+        resolve(str(tmp_path), tmp_path)
 
 
 def test_interrupted_conversion_leaves_nothing(
     gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(path: Path, folder: Path) -> None:
+    def interrupted(path: Path, folder: Path, pre: str | None) -> str:
         (folder / "config.json").write_text("{}")
         raise KeyboardInterrupt
 
@@ -122,7 +324,7 @@ def test_interrupted_conversion_leaves_nothing(
         patch.setattr(gguf_room, "_convert", interrupted)
         with pytest.raises(KeyboardInterrupt):
             resolve(str(gguf_file), tmp_path)
-    assert [entry.suffix for entry in tmp_path.iterdir()] == [".lock"]
+    assert sorted(entry.suffix for entry in tmp_path.iterdir() if entry.name != "hashes") == [".lock"]
     assert (resolve(str(gguf_file), tmp_path).folder / RECORD).is_file()
 
 
@@ -130,7 +332,7 @@ def test_two_at_once_convert_once(gguf_file: Path, tmp_path: Path, monkeypatch: 
     calls, digest = counted(monkeypatch), file_sha256(gguf_file)
     folders: list[Path] = []
     threads = [
-        threading.Thread(target=lambda: folders.append(cached_folder(gguf_file, digest, tmp_path)))
+        threading.Thread(target=lambda: folders.append(cached_folder(gguf_file, digest, tmp_path).folder))
         for _ in range(2)
     ]
     for thread in threads:
@@ -155,7 +357,7 @@ def test_full_disk_is_one_sentence_and_leaves_nothing(gguf_file: Path, tmp_path:
             resolve(str(gguf_file), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert [entry.suffix for entry in tmp_path.iterdir()] == [".lock"]
+    assert [entry.suffix for entry in tmp_path.iterdir() if entry.name != "hashes"] == [".lock"]
 
 
 def test_bundled_package_is_never_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

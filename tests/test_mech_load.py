@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 from collections.abc import Callable
@@ -14,9 +15,13 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
-from mech.checkpoints import weights_sha256
+from mech import load as load_room
+from mech.checkpoints import Checkpoint, weights_sha256
 from mech.errors import InputError
-from mech.load import load_model
+from mech.gguf import read_metadata
+from mech.hashes import tensors_sha256
+from mech.load import examine_model, load_model
+from mech.model import Model
 from tests.tiny_gguf import write_gguf
 
 FolderFactory = Callable[..., Path]
@@ -35,6 +40,98 @@ def test_identity_says_what_was_loaded(tiny_folder: FolderFactory, tiny_hf_model
     assert model.identity.n_parameters == sum(p.numel() for p in tiny_hf_model("llama").parameters())
     assert (model.n_layers, model.n_heads, model.n_kv_heads, model.d_head) == (3, 4, 2, 8)
     assert model.dtype == torch.float32
+
+
+def test_identity_holds_the_hash_of_the_tensors_in_memory(copied: Path, tmp_path: Path) -> None:
+    model = load_model(str(copied), cache_dir=tmp_path / "cache")
+    stored = load_file(copied / "model.safetensors")
+    assert model.identity.tensors_sha256 == tensors_sha256(stored)
+    double = load_model(str(copied), cache_dir=tmp_path / "cache", dtype="float64")
+    assert double.identity.tensors_sha256 == tensors_sha256(
+        {name: one.double() for name, one in stored.items()}
+    )
+    stored["model.norm.weight"][3] += 1e-3
+    save_file(stored, copied / "model.safetensors", metadata={"format": "pt"})
+    changed = load_model(str(copied), cache_dir=tmp_path / "cache")
+    assert changed.identity.tensors_sha256 == tensors_sha256(stored) != model.identity.tensors_sha256
+    assert changed.identity.sha256 == weights_sha256(copied) != model.identity.sha256
+
+
+def test_weights_that_change_while_they_are_loaded_are_refused(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hashed before, read after: the identity must be that of the bytes that were read."""
+    hashed = load_room.resolve
+
+    def then_changed(*arguments: Any, **more: Any) -> Checkpoint:
+        checkpoint = hashed(*arguments, **more)
+        with (copied / "model.safetensors").open("r+b") as file:
+            file.seek(-4, os.SEEK_END)
+            file.write(b"\0\0\0\0")
+        return checkpoint
+
+    monkeypatch.setattr(load_room, "resolve", then_changed)
+    with pytest.raises(InputError, match=r"model\.safetensors' changed while .* was loaded"):
+        load_model(str(copied), cache_dir=tmp_path / "cache", check=False)
+
+
+def test_later_changes_of_the_file_do_not_reach_the_model(copied: Path, tmp_path: Path) -> None:
+    """transformers maps the file into memory, where a change in place would show at once."""
+
+    def logits(model: Model) -> torch.Tensor:
+        with torch.no_grad():
+            found: torch.Tensor = model.bridge(torch.arange(5, 20)[None], return_type="logits")
+        return found
+
+    model, weights = (
+        load_model(str(copied), cache_dir=tmp_path / "cache", check=False),
+        copied / "model.safetensors",
+    )
+    before = logits(model)
+    with weights.open("r+b") as file:
+        file.seek(weights.stat().st_size // 2)
+        file.write(bytes(weights.stat().st_size // 4))
+    assert torch.equal(logits(model), before)
+    damaged = load_model(str(copied), cache_dir=tmp_path / "cache", check=False)
+    assert damaged.identity.tensors_sha256 != model.identity.tensors_sha256
+    assert not torch.equal(logits(damaged), before)
+
+
+def test_converted_weights_that_are_not_those_written_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, read = write_gguf(tmp_path / "tiny.gguf"), load_room._read_weights
+
+    def one_bit(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+        model = read(checkpoint, dtype)
+        next(model.parameters()).data.view(torch.int32)[0, 0] ^= 1
+        return model
+
+    load_model(str(file), cache_dir=tmp_path / "cache", check=False)
+    monkeypatch.setattr(load_room, "_read_weights", one_bit)
+    with pytest.raises(InputError, match="are not those that were converted"):
+        load_model(str(file), cache_dir=tmp_path / "cache", check=False)
+
+
+def test_doctor_hashes_every_byte_and_converts_damaged_weights_again(tmp_path: Path) -> None:
+    file, cache = write_gguf(tmp_path / "tiny.gguf"), tmp_path / "cache"
+    before = load_model(str(file), cache_dir=cache, check=False).identity
+    (weights,) = cache.glob("gguf-*/model.safetensors")
+    written = weights.read_bytes()
+    weights.write_bytes(written[:30_000] + bytes(10_000) + written[40_000:])
+    model, results = examine_model(str(file), cache_dir=cache)
+    assert weights.read_bytes() == written
+    assert model.identity == before and all(result.passed for result in results)
+
+
+def test_pre_tokenizer_said_by_hand_is_part_of_the_identity_and_shown(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", pre=None)
+    with pytest.raises(InputError, match="--pre NAME"):
+        load_model(str(file), cache_dir=tmp_path / "cache")
+    model, results = examine_model(str(file), cache_dir=tmp_path / "cache", pre="smollm")
+    shown = next(one for one in results if one.name == "pre_tokenizer")
+    assert model.identity.pre == "smollm"
+    assert shown.passed and shown.flagged and "'smollm' was said by hand" in shown.sentence
 
 
 def test_tied_parameters_count_once(tiny_folder: FolderFactory) -> None:
@@ -80,7 +177,7 @@ def test_gguf_whose_header_contradicts_its_tokenizer_is_refused(
 ) -> None:
     file = write_gguf(tmp_path / "tiny.gguf")
     load_model(str(file), cache_dir=tmp_path / "cache", check=False)
-    stated = {"tokenizer.ggml.bos_token_id": 2}
+    stated = {**read_metadata(file), "tokenizer.ggml.bos_token_id": 2}
     monkeypatch.setattr("mech.checkpoints.read_metadata", lambda path: stated)
     with pytest.raises(InputError, match="gguf_special_tokens: the BOS id is 2"):
         load_model(str(file), cache_dir=tmp_path / "cache")

@@ -91,8 +91,28 @@ def test_a_run_patched_from_itself_is_itself_to_the_bit(site: PatchSite, tiny_fo
     engine = Engine(tiny_model(tiny_folder, "llama"))
     run, _ = two(engine, site)
     for at, places in (("candidate", ()), ("record", RECORD)):
+        ran = engine.meter.ran
         found = patch_parts(engine, run, run, site, at, places)
+        assert found and engine.meter.ran == ran  # equal values are not run
         assert_bits(list(found.values()), [run.score] * len(found))
+
+
+@pytest.mark.parametrize("at", ["candidate", "record"])
+@pytest.mark.parametrize("site", PATCH_SITES)
+def test_its_own_values_change_nothing_when_they_are_run(
+    site: PatchSite, at: str, tiny_folder: FolderFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same without the short cut for equal values."""
+    engine = Engine(tiny_model(tiny_folder, "llama"))
+    run, other = two(engine, site)
+    places = RECORD if at == "record" else ()
+    monkeypatch.setattr(torch, "equal", lambda one, other: False)
+    ran = engine.meter.ran
+    own, others = (patch_parts(engine, run, donor, site, at, places) for donor in (run, other))
+    assert engine.meter.ran > ran
+    assert_scores(list(own.values()), [run.score] * len(own), FP64)
+    moved = [abs(score.total - run.score.total) for score in others.values()]
+    assert max(moved) > 1e-3
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -26,6 +26,7 @@ from probes.items import (
     select_items,
 )
 from probes.toolshed_items import build_toolshed_items
+from tests.fresh_process import printed
 
 BOTH = pytest.mark.parametrize("env", ["toolshed", "coderepair"])
 
@@ -39,6 +40,26 @@ def test_a_seed_gives_the_same_bytes_and_another_seed_others(pool: list[Item]) -
     lines = [item_line(item) for item in pool]
     assert [item_line(item) for item in build_toolshed_items(11)] == lines
     assert [item_line(item) for item in build_toolshed_items(12)] != lines
+
+
+DRAWN = """
+import numpy as np
+from mech.controls import layer_matched
+from mech.heads import Head, HeadSet
+from probes.items import item_line
+from probes.toolshed_items import build_toolshed_items
+selected = HeadSet([Head(0, 0), Head(2, 1), Head(2, 2)])
+drawn = [str(layer_matched(selected, 4, 5, np.random.default_rng(seed)).heads) for seed in range(20)]
+text = "\\n".join([*drawn, *(item_line(item) for item in build_toolshed_items(11))])
+"""
+
+
+def test_a_seed_draws_the_same_items_and_control_heads_in_every_process() -> None:
+    here: dict[str, Any] = {}
+    exec(DRAWN, here)
+    assert len(here["text"].splitlines()) > 300
+    for hash_seed in (1, 2):
+        assert printed(f"{DRAWN}\nprint(text)", hash_seed) == here["text"]
 
 
 @pytest.mark.parametrize("seed", [0, 11, 20260101])

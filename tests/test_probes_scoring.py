@@ -66,6 +66,20 @@ def assert_rows(found: list[Row], expected: list[Row], tolerance: float) -> None
         assert {**one, **dict.fromkeys(numbers)} == {**other, **dict.fromkeys(numbers)}
 
 
+def test_a_row_says_that_its_sequence_is_longer_than_any_in_training(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = score_item(Engine(model), ITEMS[0], ["pre", "neut"], WORDING, ["failed"])
+    lengths = {row["condition"]: row["ctx_tokens"] + row["n_tokens"] for row in rows}
+    assert lengths["pre"] < lengths["neut"] and all(row["notes"] == [] for row in rows)
+    # What is run: the prompt and the action, without the token that ends the turn.
+    monkeypatch.setattr(model.hf_config, "max_position_embeddings", lengths["neut"] - 1)
+    noted = score_item(Engine(model), ITEMS[0], ["pre", "neut"], WORDING, ["failed"])
+    note = f"longer than the {lengths['neut'] - 1} positions that the model was trained for"
+    assert [row["notes"] for row in noted] == [[], [note]]
+    assert [row["logprob"] for row in noted] == [row["logprob"] for row in rows]
+
+
 @pytest.mark.parametrize("intervention", [NOTHING, ABLATED], ids=["clean", "ablated"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_packed_rows_are_those_of_full_forwards(
@@ -175,6 +189,7 @@ def test_a_score_does_not_depend_on_the_other_conditions_and_candidates(model: M
 
 def test_a_row_names_its_ids_its_context_and_its_text(model: Model) -> None:
     rows = score_item(Engine(model), ITEMS[1], CORE, WORDING)
+    assert {row["condition"] for row in rows} == set(CORE)
     for row in rows:
         action = ITEMS[1].candidates()[row["candidate"]]
         rendering = render(model, conditions.render(ITEMS[1], row["condition"], WORDING))

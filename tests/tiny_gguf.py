@@ -11,8 +11,8 @@ from tokenizers import pre_tokenizers
 N_LAYERS, D_MODEL, D_FF, N_HEADS, N_KV_HEADS = 2, 32, 48, 4, 2
 
 
-def write_gguf(path: Path, *, bos: int = 0, eos: int = 1) -> Path:
-    """Write the file in float32; `bos` and `eos` are the ids its header states; `<bos>` is 0, `<end>` 1."""
+def write_gguf(path: Path, *, bos: int = 0, eos: int = 1, pre: str | None = "smollm") -> Path:
+    """Write the file in float32; `bos`, `eos` and `pre` are what its header states; `<bos>` is 0, `<end>` 1."""
     tokens = ["<bos>", "<end>", "<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "he"]
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_block_count(N_LAYERS)
@@ -26,6 +26,8 @@ def write_gguf(path: Path, *, bos: int = 0, eos: int = 1) -> Path:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
     writer.add_token_merges(["h e"])

@@ -18,6 +18,9 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
+    MistralConfig,
+    MptConfig,
+    Phi3Config,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
@@ -28,6 +31,22 @@ FAMILIES = ("llama", "qwen2", "qwen3", "gemma3", "gpt_neox", "gpt2")
 SPECIAL = ("<bos>", "<eos>", "<pad>", "<turn>", "<end>")
 N_POSITIONS = 2048
 SLIDING_WINDOW = 8
+SWITCH = 64
+"""Where the rotations of the length-dependent variants change, and the training length of the others."""
+# Variants of families for what depends on the length of a sequence.
+ROTATIONS = {
+    "llama_dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "llama_linear": {"rope_type": "linear", "factor": 4.0},
+    "llama_yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": SWITCH},
+    "llama_llama3": {
+        **{"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": SWITCH},
+        **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    },
+    "phi3_longrope": {
+        **{"rope_type": "longrope", "original_max_position_embeddings": SWITCH},
+        **{"short_factor": [1.0] * 4, "long_factor": [3.0, 4.0, 6.0, 8.0]},
+    },
+}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 # One turn per message, closed by <end>; nothing is added that the messages do not say.
@@ -87,6 +106,25 @@ def tiny_config(family: str) -> Any:
         )
     if family == "gpt_neox":
         return GPTNeoXConfig(**shared, rotary_pct=0.25, use_parallel_residual=True, tie_word_embeddings=False)
+    if family in ROTATIONS:
+        rotation = {**ROTATIONS[family], "rope_theta": 10000.0}
+        if family == "phi3_longrope":
+            lengths = {"original_max_position_embeddings": SWITCH, "max_position_embeddings": 4 * SWITCH}
+            return Phi3Config(**{**grouped, **lengths}, rope_parameters=rotation)
+        return LlamaConfig(**{**grouped, "max_position_embeddings": SWITCH}, rope_parameters=rotation)
+    if family == "gemma3_dynamic":  # in its full layers alone
+        full = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+        config = tiny_config("gemma3")
+        config.max_position_embeddings = SWITCH
+        config.rope_parameters = {
+            "full_attention": full,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        }
+        return config
+    if family == "mistral":
+        return MistralConfig(**grouped, sliding_window=SLIDING_WINDOW)
+    if family == "mpt":  # which this package cannot score
+        return MptConfig(vocab_size=vocabulary, d_model=32, n_heads=4, n_layers=3, expansion_ratio=2)
     if family == "gpt2":
         return GPT2Config(
             vocab_size=vocabulary,
