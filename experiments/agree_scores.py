@@ -27,7 +27,7 @@ from mech.errors import InputError
 from mech.transcript_induction import TRANSCRIPT_SCORES
 from probes.agreement import agreement, between_scores
 from probes.items import select_items
-from probes.record_attention import mean_by_head, record_attention
+from probes.record import mean_by_head, record_attention
 from probes.suppressors import SUPPRESSORS, suppressors
 
 BY = "prefix_matching"  # what the other scores are compared with
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> Report:
     wanted = list(dict.fromkeys(effects["item_id"]))
     items = select_items(read_pool(args), wanted)
     wording = read_wording(args)
-    session = Session(open_engine(args), items, wording, lambda name: stream(args.seed, name))
+    session = Session(open_engine(args, wording), items, wording, lambda name: stream(args.seed, name))
     scores, source = ranking(session.model, args.out, args.seed)
     with open_run(STUDY, args, session.model, {**about_items(session), "head_scores": source}) as folder:
         for item in progress(items, len(items), "transcripts", args.quiet):

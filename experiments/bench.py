@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> Report:
     items = read_items(args)
     swept = select_items(read_pool(args), [args.sweep_id])[0] if args.sweep_id else items[0]
     wording = read_wording(args)
-    model = open_model(args)
+    model = open_model(args, wording)
     engine = Engine(model)  # without a cache folder: what is read back was not computed
     stock = load_stock(model, checkpoint_cache())
     cached = PrefixCached(stock)

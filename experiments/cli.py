@@ -86,6 +86,8 @@ def parser(study: Study) -> argparse.ArgumentParser:
             continue
         made.add_argument(
             f"--{option.name}",
+            nargs=None if option.alone is None else "?",
+            const=None if option.alone is None else option.type(option.alone),
             dest=option.key,
             type=option.type,
             default=option.default,

@@ -26,8 +26,8 @@ from mech.interventions import NOTHING, Intervention, cut_edges
 from mech.patching import all_heads
 from mech.queries import Query
 from probes.dose import share_removed
-from probes.edge_sources import SOURCES, edge_sources
 from probes.items import Item
+from probes.record import SOURCES, edge_sources
 from probes.scoring import asks, system_length
 from probes.stats import RngFactory
 

@@ -1,20 +1,27 @@
-"""`backfire doctor`: versions, what exactly was loaded, and every load-time check with its number."""
+"""`backfire doctor`: versions, what exactly was loaded, and every check of a load and of a study with its number."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 
-from experiments.options import ON_MODEL, Report, Study
+from experiments.options import ON_MODEL, WORDING, Report, Study
 from experiments.places import checkpoint_cache
 from experiments.provenance import provenance
+from experiments.session import read_wording
 from mech.load import examine_model
+from probes.transcript_checks import transcript_checks
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Load the model without refusing it; the report is not ok when a check failed."""
+    """Load the model without refusing it, and try all that studies ask of it; not ok when a check failed."""
+    wording = read_wording(args)
     model, checks = examine_model(
         args.model, dtype=args.dtype, device=args.device, cache_dir=checkpoint_cache(), pre=args.pre
     )
+    model = dataclasses.replace(model, special_in_content=args.allow_special_in_content)
+    if all(check.passed for check in checks):
+        checks = [*checks, *transcript_checks(model, wording)]
     made_with = provenance({})
     versions = ", ".join(f"{name} {version}" for name, version in made_with["versions"].items())
     identity = model.identity
@@ -42,8 +49,8 @@ def run(args: argparse.Namespace) -> Report:
 
 STUDY = Study(
     "doctor",
-    "print versions and identity, and run every load-time check on a model",
+    "print versions and identity, and run every check of a model, its tokenizer and its chat template",
     "backfire doctor --model smollm2-135m-q4",
-    tuple(ON_MODEL),
+    (*ON_MODEL, WORDING),
     run,
 )

@@ -37,8 +37,8 @@ from mech.engine import Run
 from mech.heads import HeadSet
 from mech.interventions import Intervention, cut_edges, replace_heads, scale_heads
 from probes.carried import METHODS, carried, off_target
-from probes.edge_sources import edge_sources
 from probes.items import Item
+from probes.record import edge_sources
 from probes.scoring import decision_run
 
 K = Option("k", whole_numbers, (4, 8, 16, 32), "sizes of the selected sets, best first by --by")

@@ -20,7 +20,8 @@ from mech.errors import InputError
 class Option:
     """One flag: `--name`, its type, default and help; `choices` where only some values make sense.
 
-    A `positional` one is no flag: one or more words without a name in front, parsed as a list.
+    A `positional` one is no flag: one or more words without a name in front, parsed as a list. `alone`: the value of a
+    flag that no word follows (None: a word must).
     """
 
     name: str
@@ -30,6 +31,7 @@ class Option:
     choices: tuple[str, ...] | None = None
     presentation: bool = False
     positional: bool = False
+    alone: str | None = None
 
     @property
     def key(self) -> str:
@@ -158,6 +160,13 @@ PRE = Option(
 )
 DTYPE = Option("dtype", str, "float32", "parameter type", ("float32", "float64", "bfloat16", "float16"))
 DEVICE = Option("device", str, "cpu", "torch device")
+ALLOW_SPECIAL = Option(
+    "allow-special-in-content",
+    lambda text: text == "yes",
+    False,
+    "special tokens spelt in items, wording or replies become real ones (else they are text)",
+    alone="yes",
+)
 SEED = Option("seed", int, 0, "base seed; every random draw has its own stream under it")
 OUT = Option("out", Path, None, "run folder; resumed when it exists", presentation=True)
 CACHE = Option(
@@ -180,6 +189,6 @@ ENGINE = Option(
     "engine", str, "packed", "reference: one hooked full forward a question", ("packed", "reference")
 )
 
-ON_MODEL: Sequence[Option] = (MODEL, PRE, DTYPE, DEVICE)
+ON_MODEL: Sequence[Option] = (MODEL, PRE, DTYPE, DEVICE, ALLOW_SPECIAL)
 ON_ITEMS: Sequence[Option] = (ENV, PROBLEMS, ITEMS, IDS, LIMIT, WORDING, SEED)
 RUNNING: Sequence[Option] = (ENGINE, OUT, CACHE, QUIET)

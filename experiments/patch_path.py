@@ -35,7 +35,7 @@ from mech.patching import all_heads
 from mech.path_patching import patch_path, path_names, sharing_keys
 from probes.dose import against_controls, share_removed
 from probes.items import Item
-from probes.patch_pairs import recorded_call
+from probes.record import recorded_call
 from probes.scoring import asks, system_length
 
 SENDERS = Option("senders", positive, 8, "heads of highest previous-token score")
@@ -146,7 +146,7 @@ def row_id(item: Item, pair: tuple[str, str], label: str) -> str:
 def record_run(session: Session, item: Item, condition: str, keep: list[str]) -> tuple[Run, tuple[int, ...]]:
     """The run of a condition with activations kept at a×'s tokens in the record, and their positions."""
     model = session.model
-    places = recorded_call(model, item, condition, session.wording)
+    places = tuple(recorded_call(model, item, condition, session.wording))
     [ask] = asks(model, item, [condition], session.wording, ["failed"])
     shared = min(system_length(model, item), places[0])
     return session.engine.run(ask.query, keep, shared, {"record": places}), places

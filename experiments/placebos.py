@@ -30,9 +30,9 @@ from mech.induction import top_heads
 from mech.interventions import NOTHING, Edit, Intervention, cut_edges
 from mech.patching import all_heads, patch_heads, patch_in_full
 from mech.queries import Query
-from probes.edge_sources import padding_sources
 from probes.items import Item
 from probes.placebo_checks import SHUFFLED, placebo_table
+from probes.record import padding_sources
 from probes.scoring import asks, decision_run, score_item
 
 TOP = Option("top", positive, 16, "how many heads, best first by --by, are taken out")

@@ -24,13 +24,13 @@ from envs.harness import Request
 from envs.rollout import Reply
 from mech import bans
 from mech.chain import Chain
-from mech.chat import Message, render
+from mech.chat import Message, render, shared_length
 from mech.decoding import Decoding, Turn, decode
 from mech.engine import Engine
 from mech.model import Model
+from mech.special_tokens import special_tokens
 from mech.standing import Span, Standing
 from mech.turn_spans import turn_span
-from probes.scoring import shared_length
 
 BAN_LEVELS = ("token", "string", "canonical")
 
@@ -86,9 +86,9 @@ class ModelPolicy:
         turn = decode(chain, rendering.ids, self._how, kept, spans, self._rng)
         written = recorded(model, turn)
         about["notes"] += model.length_notes(len(rendering.ids) + len(turn.tokens))
-        spelt = [token for token in model.tokenizer.all_special_tokens if token in turn.text]
-        if spelt:  # in ordinary tokens here, and read as the special token in the next prompt
-            about["notes"] = [*about["notes"], f"the reply spells {', '.join(spelt)}"]
+        spelt = {turn.text[a:b] for a, b in special_tokens(model.tokenizer).found(turn.text)}
+        if spelt:  # a later prompt reads it as it reads any message (`mech.chat`)
+            about["notes"] = [*about["notes"], f"the reply spells {' '.join(sorted(spelt))}"]
         return Reply(turn.text, turn.stop, {**about, **written})
 
     def bans(self, ban: harness.Ban) -> list[bans.Ban]:

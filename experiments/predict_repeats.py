@@ -30,33 +30,20 @@ from envs.agent import AgentEnvironment
 from envs.base import Task
 from envs.harness import HARNESSES, Past, write
 from experiments.environments import open_environment
-from experiments.options import (
-    DEVICE,
-    DTYPE,
-    ENGINE,
-    MODEL,
-    OUT,
-    PRE,
-    PROBLEMS,
-    QUIET,
-    WORDING,
-    Report,
-    Study,
-)
+from experiments.options import ENGINE, ON_MODEL, OUT, PROBLEMS, QUIET, WORDING, Report, Study
 from experiments.progress import progress
 from experiments.records import RunFolder, read_run, recorded
 from experiments.rolling import phrases
 from experiments.seeds import py_stream, stream
 from experiments.session import open_model, open_run, read_wording, require_out
 from experiments.tables import frame_text
-from mech.chat import action_ids, end_of_turn_id, render
+from mech.chat import action_ids, end_of_turn_id, render, shared_length
 from mech.engine import Engine
 from mech.errors import InputError
 from mech.queries import Query, Score
 from mech.trie import common_prefix
 from probes.prediction import calibration_table, predict_table
 from probes.rollout_measures import per_step
-from probes.scoring import shared_length
 from probes.stats import RngFactory
 from probes.wording import Wording
 
@@ -87,7 +74,7 @@ def run(args: argparse.Namespace) -> Report:
             raise InputError(
                 f"The task {unknown[0]} of the rollouts is not among these: give the same --problems."
             )
-        engine = Engine(open_model(args), slow=args.engine == "reference")
+        engine = Engine(open_model(args, wording), slow=args.engine == "reference")
         derived = {"rollout": entry["config_hash"]}
         with open_run(STUDY, args, engine.model, {"wording_sha256": wording.sha256}, derived) as folder:
             points = decision_points(folder)
@@ -260,6 +247,6 @@ STUDY = Study(
     "predict",
     "whether G, copy and repeat probabilities before a step of a rollout tell that it repeats",
     "backfire predict --out runs/rollouts",
-    (MODEL, PRE, DTYPE, DEVICE, PROBLEMS, WORDING, ENGINE, OUT, QUIET),
+    (*ON_MODEL, PROBLEMS, WORDING, ENGINE, OUT, QUIET),
     run,
 )

@@ -92,7 +92,9 @@ def run(args: argparse.Namespace) -> Report:
         tasks = environment.rollout_tasks(args.tasks, lambda name: py_stream(args.seed, name))
         given = given_first(environment, tasks, args.seed) if args.first == "given" else {}
         tasks = tuple(task for task in tasks if args.first == "free" or task.task_id in given)
-        session = Session(Engine(open_model(args)), [], wording, lambda name: stream(args.seed, name))
+        session = Session(
+            Engine(open_model(args, wording)), [], wording, lambda name: stream(args.seed, name)
+        )
         change = changes(session, args, {task.task_id for task in tasks})
         arms = arms_of(harnesses, change.changes)
         about = {

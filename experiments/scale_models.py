@@ -17,7 +17,7 @@ import pandas as pd
 
 from experiments import decompose_items
 from experiments.ablating import ABLATING
-from experiments.options import DELTA, DEVICE, DTYPE, ON_ITEMS, RUNNING, Option, Report, Study
+from experiments.options import ALLOW_SPECIAL, DELTA, DEVICE, DTYPE, ON_ITEMS, RUNNING, Option, Report, Study
 from experiments.progress import progress
 from experiments.records import config_hash, read_frame, read_run, recorded
 from experiments.session import open_folder, require_out
@@ -106,6 +106,6 @@ STUDY = Study(
     "scaling",
     "run the decomposition on many models and fit G against their size",
     "backfire scaling --models smollm2-135m,smollm2-360m,qwen2.5-0.5b --env all --limit 48 --out runs/scaling",
-    (MODELS, DTYPE, DEVICE, *ON_ITEMS, *ABLATING, DELTA, *RUNNING),
+    (MODELS, DTYPE, DEVICE, ALLOW_SPECIAL, *ON_ITEMS, *ABLATING, DELTA, *RUNNING),
     run,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from experiments.places import checkpoint_cache
 from experiments.provenance import provenance
 from experiments.records import RunFolder
 from experiments.seeds import derive, stream
-from mech.chat import template_sha256, tokenizer_sha256
+from mech.chat import require_role, template_sha256, tokenizer_sha256
 from mech.engine import Engine
 from mech.errors import InputError
 from mech.input_files import SHOWN, NotJson, checked, parse_json, read_bytes
@@ -87,17 +88,25 @@ def _read_ids(path: Path | None) -> list[str] | None:
     return ids
 
 
-def open_model(args: argparse.Namespace) -> Model:
-    """The model that --model names, checked."""
-    return load_model(
+def open_model(args: argparse.Namespace, wording: Wording | None = None) -> Model:
+    """The model that --model names, checked; --allow-special-in-content says how it reads messages.
+
+    Raises:
+        InputError: as `load_model`, or its template does not know the role that the wording gives to observations.
+    """
+    model = load_model(
         args.model, dtype=args.dtype, device=args.device, cache_dir=checkpoint_cache(), pre=args.pre
     )
+    model = dataclasses.replace(model, special_in_content=args.allow_special_in_content)
+    if wording is not None:
+        require_role(model, wording.observation_role)
+    return model
 
 
 def open_redrawn(args: argparse.Namespace, name: str) -> Model:
     """The placebo of that model: weights drawn anew under the base seed and this name, checked as any."""
     generator = torch.Generator().manual_seed(derive(args.seed, name))
-    return load_redrawn(
+    model = load_redrawn(
         args.model,
         generator,
         dtype=args.dtype,
@@ -105,11 +114,12 @@ def open_redrawn(args: argparse.Namespace, name: str) -> Model:
         cache_dir=checkpoint_cache(),
         pre=args.pre,
     )
+    return dataclasses.replace(model, special_in_content=args.allow_special_in_content)
 
 
-def open_engine(args: argparse.Namespace) -> Engine:
-    """The model that --model names in an engine, with its cache folder and the chosen path."""
-    return Engine(open_model(args), cache_dir=args.cache, slow=args.engine == "reference")
+def open_engine(args: argparse.Namespace, wording: Wording) -> Engine:
+    """The model that --model names in an engine, with its cache folder and the chosen path; raises as `open_model`."""
+    return Engine(open_model(args, wording), cache_dir=args.cache, slow=args.engine == "reference")
 
 
 def open_session(args: argparse.Namespace, one_env: bool = False) -> Session:
@@ -127,7 +137,7 @@ def open_session(args: argparse.Namespace, one_env: bool = False) -> Session:
             f"These tables are of one environment, not of {' and '.join(envs)}: choose --env, or an item file of one."
         )
     wording = read_wording(args)
-    return Session(open_engine(args), items, wording, lambda name: stream(args.seed, name))
+    return Session(open_engine(args, wording), items, wording, lambda name: stream(args.seed, name))
 
 
 def read_wording(args: argparse.Namespace) -> Wording:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
-from mech.chat import Speaker, encode
+from mech.chat import Speaker, text_ids
 from mech.errors import InputError
 
 When = Literal["always", "end"]
@@ -111,7 +111,7 @@ def token_bans(model: Speaker, text: str) -> tuple[TokenBan, ...]:
     """
     _require_text(text)
     return tuple(
-        TokenBan(text, ids) for ids in dict.fromkeys((encode(model, text), encode(model, f" {text}")))
+        TokenBan(text, ids) for ids in dict.fromkeys((text_ids(model, text), text_ids(model, f" {text}")))
     )
 
 

@@ -4,44 +4,30 @@
     ids(prompt + action)[len(ids(prompt)):]                            the action's ids, never of it alone
 
 Rendering and tokenising are two visible steps, so that the beginning-of-sequence token is counted and
-never doubled. Where a template cannot take the messages, a documented fallback is used and named in
-`Rendering.notes`:
+never doubled. `mech.templates` writes the text, tells where it holds each message, and names its fallbacks and what a
+template changes.
 
-- no template at all: a plain transcript, each turn being `System:`, `User:` or `Assistant:`, a line break,
-  its text and a blank line; the prompt ends in `Assistant:` and a line break, as a recorded action begins;
-- the template refuses a system turn (Gemma): its text and a blank line are put before the first user turn;
-- the template refuses two turns of one role in a row: their texts are joined by a blank line into one turn.
+**Special tokens** come from the template alone. What a message or an action spells as one (`mech.special_tokens`) is
+text, and noted, unless the model was opened with `special_in_content`; then it is read as the tokenizer reads it, and
+noted.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
-from unicodedata import is_normalized
-
-from jinja2 import TemplateError
 
 from mech.errors import InputError
-from mech.pre_tokenizers import COMPOSED_ONLY
-
-Message = dict[str, str]
-"""`{"role": "system" | "user" | "assistant", "content": text}`."""
+from mech.pre_tokenizers import require_composed
+from mech.special_tokens import special_tokens
+from mech.templates import PLAIN_FORMAT, CharSpan, Message, changes, write_transcript
 
 TEMPLATE_SETTINGS: dict[str, Any] = {"enable_thinking": False, "date_string": "26 Jul 2024"}
 """Chat-template variables this project fixes, passed to every template whose text names them: Qwen3 otherwise
 opens a thinking block, and Llama 3.2 otherwise writes today's date, by which scores drift from day to day."""
-
-PLAIN = "plain transcript (the model has no chat template)"
-SYSTEM_FOLDED = "system text put before the first user turn (the template refuses a system turn)"
-TURNS_MERGED = "consecutive turns of one role merged (the template refuses them)"
-BOS_ADDED = "beginning-of-sequence token added (the tokenizer adds one, the template does not)"
-CONTENT_CHANGED = "the template leaves out or changes part of a message"
-
-_ROLES = ("system", "user", "assistant")
-_PLAIN_FORMAT = "Role:\\ncontent\\n\\n"
 
 
 @runtime_checkable
@@ -56,14 +42,29 @@ class Speaker(Protocol):
     def chat_template_kwargs(self) -> dict[str, Any]:
         """What is passed to the chat template besides the messages."""
 
+    @property
+    def special_in_content(self) -> bool:
+        """Whether special tokens that a message spells become real ones."""
+
 
 @dataclass(frozen=True)
 class Rendering:
-    """A transcript as text and as ids; `notes` names the fallbacks used, normally none."""
+    """A transcript as text and as ids.
+
+    Attributes:
+        text: what the template wrote.
+        ids: its ids.
+        notes: the fallbacks used, what the template changed and what messages spell, normally none.
+        places: for each message, where `text` holds what the template made of it: first character and the one after
+            the last. None: it is not there, or more than once, or the template's own words depend on what it says.
+        content: every such place, in order; None where it cannot be told.
+    """
 
     text: str
     ids: tuple[int, ...]
     notes: tuple[str, ...] = ()
+    places: tuple[CharSpan | None, ...] = ()
+    content: tuple[CharSpan, ...] | None = ()
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,13 @@ class Action:
     """The ids of an action after its prompt.
 
     `boundary_merged`: the tokenizer joins the prompt's last characters with the action's first, so that the
-    prompt's ids are not a prefix of the whole; `ids` are then those of the action tokenised alone.
+    prompt's ids are not a prefix of the whole; `ids` are then those of the action tokenised alone. `notes`: what it
+    spells.
     """
 
     ids: tuple[int, ...]
     boundary_merged: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def template_text(tokenizer: Any) -> str | None:
@@ -93,21 +96,19 @@ def render(model: Speaker, messages: Sequence[Message], *, generation_prompt: bo
     """Messages as the model reads them, with the opening of the assistant's turn unless told otherwise.
 
     Raises:
-        InputError: no messages, an unknown role, a template that takes none of the fallbacks, or a
-            beginning-of-sequence token that is doubled or miscounted.
+        InputError: no messages, an unknown role, a template that takes none of the fallbacks, a
+            beginning-of-sequence token that is doubled or miscounted, or a message that spells a special token which
+            cannot be read as text.
     """
-    _check_messages(messages)
-    if model.tokenizer.chat_template:
-        text, notes = _through_template(model, messages, generation_prompt)
-    else:
-        text, notes = _plain(messages, generation_prompt), (PLAIN,)
-    bos = model.tokenizer.bos_token
-    if _adds_bos(model.tokenizer) and not text.startswith(bos):
-        text = bos + text
-        notes += (BOS_ADDED,) if PLAIN not in notes else ()
-    ids = encode(model, text)
-    _check_bos(model.tokenizer, text, ids)
-    return Rendering(text, ids, notes)
+    written = write_transcript(model.tokenizer, model.chat_template_kwargs, messages, generation_prompt)
+    text, content = written.text, written.content
+    if content is None and not model.special_in_content:
+        special_tokens(model.tokenizer).refuse(messages)
+    ids, spelt = _read(model, text, content or ())
+    _check_bos(model, text, ids, content or ())
+    notes = (*written.notes, *changes(messages, written), *_spelt(model, "a message", spelt, text))
+    places = tuple(area[0] if area is not None and len(area) == 1 else None for area in written.areas)
+    return Rendering(text, ids, notes, places, content)
 
 
 def prompt_ids(model: Speaker, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -115,18 +116,76 @@ def prompt_ids(model: Speaker, messages: Sequence[Message]) -> tuple[int, ...]:
     return render(model, messages).ids
 
 
+def shared_length(model: Speaker, opening: Sequence[Message]) -> int:
+    """How many leading tokens all prompts share that open with these messages and go on with a user's turn.
+
+    Found by ids: the tokens that the prompt shares with the same prompt under another goal. A template that folds the
+    system text into the first user turn is no exception.
+    """
+    one, other = ([*opening, {"role": "user", "content": text}] for text in ("0", "Z"))
+    return shared_prefix(render(model, one).ids, render(model, other).ids)
+
+
 def action_ids(model: Speaker, prompt: Rendering, action: str) -> Action:
     """The ids of an action after a prompt, found in the ids of prompt and action together.
 
     Raises:
-        InputError: the action is empty.
+        InputError: the action is empty, or spells a special token that cannot be read as text.
     """
     if not action:
         raise InputError("An action to be scored is empty: give its text.")
-    joint = encode(model, prompt.text + action)
+    start = len(prompt.text)
+    area = (start, start + len(action))
+    joint, spelt = _read(model, prompt.text + action, (*(prompt.content or ()), area))
+    notes = _spelt(model, "the action", [place for place in spelt if place[1] > start], prompt.text + action)
     if shared_prefix(prompt.ids, joint) == len(prompt.ids) < len(joint):
-        return Action(joint[len(prompt.ids) :])
-    return Action(encode(model, action), boundary_merged=True)
+        return Action(joint[len(prompt.ids) :], notes=notes)
+    return Action(text_ids(model, action), boundary_merged=True, notes=notes)
+
+
+def text_ids(model: Speaker, text: str) -> tuple[int, ...]:
+    """The ids of a text that no template wrote, a message's or an action's: special tokens in it are text.
+
+    Raises:
+        InputError: it spells a special token that cannot be read as text.
+    """
+    return _read(model, text, ((0, len(text)),))[0]
+
+
+def tokens_at(model: Speaker, rendering: Rendering, place: CharSpan) -> range:
+    """The tokens of a rendering that hold some of these characters; empty where there are none.
+
+    Raises:
+        InputError: the tokenizer does not tell where its tokens stand.
+    """
+    known, text = special_tokens(model.tokenizer), rendering.text
+    content = () if model.special_in_content else rendering.content or ()
+    reading = known.read(text, known.written(text, content))
+    if reading.ids != rendering.ids:
+        raise InputError("This tokenizer does not tell where in a text its tokens stand.")
+    start, stop = place
+    held = [at for at, (begin, end) in enumerate(reading.places) if begin < stop and end > start]
+    return range(held[0], held[-1] + 1) if held else range(0)
+
+
+def require_role(model: Speaker, role: str) -> None:
+    """Raise InputError where the chat template does not write turns of this role after an assistant's turn."""
+    turns: list[Message] = [
+        {"role": "system", "content": "Answer with one call."},
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": "go()"},
+        {"role": role, "content": "gone"},
+    ]
+    why = "its template leaves them out"
+    try:
+        if render(model, turns).places[-1] is not None:
+            return
+    except InputError as error:
+        why = str(error).rstrip(".")
+    raise InputError(
+        f"The model does not take observations in the role '{role}' ({why}): choose another 'observation_role' in the "
+        "wording."
+    )
 
 
 def end_of_turn_id(model: Speaker) -> int:
@@ -136,14 +195,20 @@ def end_of_turn_id(model: Speaker) -> int:
     ends with the tokenizer's end of text.
 
     Raises:
-        InputError: neither the template nor the tokenizer has an end.
+        InputError: neither the template nor the tokenizer has an end, or the template writes no assistant's text.
     """
-    said = "Zq"  # a text that no template contains
-    spoken = [{"role": "user", "content": "0"}, {"role": "assistant", "content": said}]
+    spoken = [{"role": "user", "content": "0"}, {"role": "assistant", "content": "said"}]
     followed = [*spoken, {"role": "user", "content": "0"}]
-    alone, within = (
-        render(model, turns, generation_prompt=False).text.rpartition(said)[2] for turns in (spoken, followed)
-    )
+    behind = []
+    for turns in (spoken, followed):
+        rendering = render(model, turns, generation_prompt=False)
+        place = rendering.places[1]
+        if place is None:
+            raise InputError(
+                "This model's chat template does not write what an assistant says, once: it has no end."
+            )
+        behind.append(rendering.text[place[1] :])
+    alone, within = behind
     if alone:
         return encode(model, within)[0]
     if model.tokenizer.eos_token_id is None:
@@ -152,16 +217,12 @@ def end_of_turn_id(model: Speaker) -> int:
 
 
 def encode(model: Speaker, text: str) -> tuple[int, ...]:
-    """The ids of a text, special tokens in it recognised and none added.
+    """The ids of a text as the tokenizer reads it: special tokens in it recognised and none added.
 
     Raises:
         InputError: the text has characters that Unicode composes (NFC), and what the tokenizer does to them is unknown.
     """
-    if model.tokenizer.init_kwargs.get(COMPOSED_ONLY) and not is_normalized("NFC", text):
-        raise InputError(
-            "A text has characters that are not composed (NFC), and this GGUF file does not say how its tokenizer "
-            "reads them: compose them, or use a folder with the model's own tokenizer.json."
-        )
+    require_composed(model.tokenizer, text)
     return tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -177,7 +238,7 @@ def shared_prefix(context: Sequence[int], longer: Sequence[int]) -> int:
 
 def template_sha256(model: Speaker) -> str:
     """Hash of the chat template (or of the plain format's description) and the settings passed to it."""
-    described = [template_text(model.tokenizer) or _PLAIN_FORMAT, model.chat_template_kwargs]
+    described = [template_text(model.tokenizer) or PLAIN_FORMAT, model.chat_template_kwargs]
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
@@ -193,88 +254,39 @@ def tokenizer_sha256(model: Speaker) -> str:
     return hashlib.sha256(json.dumps([described, special], sort_keys=True).encode()).hexdigest()
 
 
-def _check_messages(messages: Sequence[Message]) -> None:
-    if not messages:
-        raise InputError("A transcript without messages cannot be rendered.")
-    for message in messages:
-        if message["role"] not in _ROLES:
-            raise InputError(f"'{message['role']}' is not a role: use {', '.join(_ROLES)}.")
+def _read(model: Speaker, text: str, content: Sequence[CharSpan]) -> tuple[tuple[int, ...], list[CharSpan]]:
+    """The ids of a text, and the special tokens that `content` spells: text there, unless they are allowed."""
+    known = special_tokens(model.tokenizer)
+    spelt = known.in_content(text, content)
+    if not spelt or model.special_in_content:
+        return encode(model, text), spelt
+    require_composed(model.tokenizer, text)
+    return known.read(text, known.written(text, content)).ids, spelt
 
 
-def _through_template(
-    model: Speaker, messages: Sequence[Message], generation_prompt: bool
-) -> tuple[str, tuple[str, ...]]:
-    """The first form of the messages that the template takes, with the names of what was changed."""
-    refusal: TemplateError | None = None
-    for form, notes in _forms(messages):
-        try:
-            text = model.tokenizer.apply_chat_template(
-                form, tokenize=False, add_generation_prompt=generation_prompt, **model.chat_template_kwargs
-            )
-        except TemplateError as error:
-            refusal = refusal or error
-            continue
-        if any(message["content"].strip() not in text for message in form):
-            notes += (CONTENT_CHANGED,)
-        return str(text), notes
-    roles = ", ".join(message["role"] for message in messages)
-    raise InputError(f"The model's chat template refuses the turns {roles}: {refusal}") from refusal
+def _spelt(model: Speaker, what: str, places: Sequence[CharSpan], text: str) -> tuple[str, ...]:
+    """A note that names what is spelt at these places of the text, if anything is."""
+    if not places:
+        return ()
+    names = " ".join(sorted({text[start:stop] for start, stop in places}))
+    how = "special tokens, which is allowed" if model.special_in_content else "text"
+    return (f"{what} spells {names}: read as {how}",)
 
 
-def _forms(messages: Sequence[Message]) -> Iterator[tuple[list[Message], tuple[str, ...]]]:
-    """The messages as they are, then with the least change that a stricter template may want."""
-    plain = list(messages)
-    folded = _fold_system(plain)
-    yield plain, ()
-    if folded != plain:
-        yield folded, (SYSTEM_FOLDED,)
-    if (merged := _merge_turns(plain)) != plain:
-        yield merged, (TURNS_MERGED,)
-    if folded != plain and (merged := _merge_turns(folded)) != folded:
-        yield merged, (SYSTEM_FOLDED, TURNS_MERGED)
-
-
-def _fold_system(messages: list[Message]) -> list[Message]:
-    """The leading system text at the head of the first user turn; unchanged where there is no such pair."""
-    if len(messages) < 2 or messages[0]["role"] != "system" or messages[1]["role"] != "user":
-        return messages
-    first = {"role": "user", "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
-    return [first, *messages[2:]]
-
-
-def _merge_turns(messages: list[Message]) -> list[Message]:
-    merged: list[Message] = []
-    for message in messages:
-        if merged and merged[-1]["role"] == message["role"]:
-            joined = f"{merged[-1]['content']}\n\n{message['content']}"
-            merged[-1] = {"role": message["role"], "content": joined}
-        else:
-            merged.append(message)
-    return merged
-
-
-def _plain(messages: Sequence[Message], generation_prompt: bool) -> str:
-    parts = [f"{message['role'].capitalize()}:\n{message['content']}\n\n" for message in messages]
-    return "".join(parts) + ("Assistant:\n" if generation_prompt else "")
-
-
-def _adds_bos(tokenizer: Any) -> bool:
-    """Whether the tokenizer itself puts a beginning-of-sequence token before a plain text."""
-    return tokenizer.bos_token_id is not None and tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
-
-
-def _check_bos(tokenizer: Any, text: str, ids: Sequence[int]) -> None:
+def _check_bos(model: Speaker, text: str, ids: Sequence[int], content: Sequence[CharSpan]) -> None:
     """One beginning-of-sequence id for each time the rendered text writes it, and not two at the start."""
-    bos = tokenizer.bos_token_id
+    bos, name = model.tokenizer.bos_token_id, model.tokenizer.bos_token
     if bos is None:
         return
     if list(ids[:2]) == [bos, bos]:
-        raise InputError(
-            f"The prompt begins with two '{tokenizer.bos_token}' tokens: its template doubles it."
-        )
-    written, found = text.count(tokenizer.bos_token), list(ids).count(bos)
+        raise InputError(f"The prompt begins with two '{name}' tokens: its template doubles it.")
+    borders = [0, *(border for place in content for border in place), len(text)]
+    if model.special_in_content:
+        borders = [0, len(text)]
+    pieces = [text[start:stop] for start, stop in zip(borders[::2], borders[1::2], strict=True)]
+    written, found = sum(piece.count(name) for piece in pieces), list(ids).count(bos)
     if written != found:
         raise InputError(
-            f"The prompt writes '{tokenizer.bos_token}' {written} times and its ids hold {found}: "
+            f"The prompt writes '{name}' {written} times and its ids hold {found}: "
             "the tokenizer adds or drops that token."
         )

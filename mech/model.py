@@ -41,12 +41,14 @@ class Model:
 
     Sizes are read from the bridge's configuration: `n_kv_heads` < `n_heads` means grouped-query attention,
     where `hook_k`/`hook_v` have `n_kv_heads` heads and `hook_z`/`hook_q`/`hook_pattern` have `n_heads`.
+    `special_in_content`: special tokens spelt in a message become real ones; otherwise they are text (`mech.chat`).
     """
 
     bridge: TransformerBridge
     tokenizer: Any
     identity: Identity
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    special_in_content: bool = False
     _logged: set[str] = field(default_factory=set, repr=False, compare=False)
 
     @property

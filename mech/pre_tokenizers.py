@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import is_normalized
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
@@ -214,3 +215,12 @@ def rules_for(pre: str | None, name: str, by_hand: bool = False) -> Rules:
         reason = f"The pre-tokenizer '{pre}' ({said}) is unknown"
     remedy = f"one of {', '.join(sorted(RULES))}" if by_hand else "the name of the right one, if you know it"
     raise InputError(f"{reason}: give --pre NAME, {remedy}, or a folder with the model's own tokenizer.json.")
+
+
+def require_composed(tokenizer: Any, text: str) -> None:
+    """Raise InputError for characters that Unicode composes (NFC), where what a tokenizer does to them is unknown."""
+    if tokenizer.init_kwargs.get(COMPOSED_ONLY) and not is_normalized("NFC", text):
+        raise InputError(
+            "A text has characters that are not composed (NFC), and this GGUF file does not say how its tokenizer "
+            "reads them: compose them, or use a folder with the model's own tokenizer.json."
+        )

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from mech.causal_copying import Occurrence, occurrence_query
-from mech.chat import encode
+from mech.chat import text_ids
 from mech.engine import Engine
 from mech.induction import RepeatedTokens
 from mech.interventions import NOTHING, Intervention
@@ -46,7 +46,7 @@ def text_losses(engine: Engine, texts: Sequence[str], intervention: Intervention
     """Loss of each text by itself (nats a token) under an intervention at all positions."""
     queries = []
     for text in texts:
-        ids = encode(engine.model, text)
+        ids = text_ids(engine.model, text)
         queries.append(Query(ids[:1], ids[1:], intervention))
     return _losses(engine, queries)
 

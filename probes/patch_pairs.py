@@ -15,14 +15,13 @@ cannot be patched there.
 
 from __future__ import annotations
 
-from mech.chat import render as render_ids
 from mech.engine import Run
 from mech.errors import InputError
 from mech.model import Model
-from mech.transcript_induction import copy_in_record
+from mech.turn_spans import turn_end
 from probes import conditions
 from probes.items import Item
-from probes.scoring import asks, counter, spans
+from probes.record import counter, recorded_call, rendered, spans
 from probes.wording import Wording
 
 AT = ("candidate", "record", "observation")
@@ -60,14 +59,8 @@ def shared_positions(
         return tuple(where[0])
     for name in reversed(pair):
         if conditions.render(item, name, wording, counter(model))[-2]["content"] == item.failed_action:
-            return recorded_call(model, item, name, wording)
+            return tuple(recorded_call(model, item, name, wording))
     raise InputError(f"Neither {pair[0]} nor {pair[1]} records the failed call.")
-
-
-def recorded_call(model: Model, item: Item, condition: str, wording: Wording) -> tuple[int, ...]:
-    """Absolute positions of the tokens of a× in a condition's record; InputError where it does not hold them once."""
-    [ask] = asks(model, item, [condition], wording, ["failed"])
-    return tuple(copy_in_record(ask.query, spans(model, item, condition, wording)["record"]))
 
 
 def pattern_columns(
@@ -99,8 +92,8 @@ def pattern_columns(
                 "observation of other lengths: attention cannot be carried over."
             )
         return [(place, place) for place in range(n_theirs)]
-    before = conditions.render(item, EMPTY, wording)
-    start = len(render_ids(model, before, generation_prompt=False).ids)
+    before, rendering = rendered(model, item, EMPTY, wording)
+    start = turn_end(model, before, rendering, len(before))
     end = spans(model, item, ours, wording)["observation"].stop
     same = their_run.query.tokens[:start] == our_run.query.tokens[:start]
     if not same or their_run.query.tokens[start:] != our_run.query.tokens[end:]:

@@ -12,11 +12,11 @@ for bit the same in any order.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mech.chat import Message, Rendering, action_ids, encode, end_of_turn_id, render, shared_prefix
+from mech.chat import Action, Message, Rendering, action_ids, end_of_turn_id
 from mech.engine import Engine, Run
 from mech.errors import InputError
 from mech.interventions import NOTHING, Intervention
@@ -25,13 +25,19 @@ from mech.patching import sweep_names
 from mech.queries import Query, Score
 from mech.trie import common_prefix
 from probes import conditions
-from probes.filler import Count
 from probes.items import QUOTES, Item
+from probes.record import rendered, spans, system_length
 from probes.wording import Wording
 
 POSITIONS = ("candidate", "record", "observation")
 DISTRACTORS_IN = ("pre", "fail")
 """Conditions under which a measure reads the distractors: the normalised repeat probability before and after."""
+
+RECORD_DIFFERS = "the template records this action otherwise than it is scored"
+RECORD_SPACE = (
+    "the template puts other white space before the record of this action than before the scored one"
+)
+RECORD_TOKENS = "the record of this action has other tokens than those that are scored"
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,8 @@ class Ask:
     """One question about an item, as token ids, with what of its rendering a row records.
 
     `ended`: the query's last token is the end of the turn. `length_mismatch`: by how many tokens the prompt is longer
-    than the one it was to be as long as; None for a condition that is as long as it is.
+    than the one it was to be as long as; None for a condition that is as long as it is. `notes`: the rendering's, what
+    the action spells, and how a record of the action differs from it.
     """
 
     item: Item
@@ -50,6 +57,7 @@ class Ask:
     boundary_merged: bool
     ended: bool = False
     length_mismatch: int | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -94,45 +102,54 @@ def asks(
     end = (end_of_turn_id(model),) if end_of_turn else ()
     out = []
     for name in names:
-        rendering = _rendered(model, item, name, wording)
+        messages, rendering = rendered(model, item, name, wording)
         other = conditions.AS_LONG_AS.get(name)
-        mismatch = len(rendering.ids) - len(_rendered(model, item, other, wording).ids) if other else None
+        mismatch = len(rendering.ids) - len(rendered(model, item, other, wording)[1].ids) if other else None
         for candidate in scored(item, name, distractors_in) if candidates is None else candidates:
             action = action_ids(model, rendering, texts[candidate])
             query = Query(rendering.ids, action.ids + end, intervention)
             merged = action.boundary_merged
-            out.append(Ask(item, name, candidate, query, rendering, merged, end_of_turn, mismatch))
+            notes = (
+                *rendering.notes,
+                *action.notes,
+                *_record_notes(messages, rendering, texts[candidate], action),
+            )
+            out.append(Ask(item, name, candidate, query, rendering, merged, end_of_turn, mismatch, notes))
     return out
 
 
-def _rendered(model: Model, item: Item, name: str, wording: Wording) -> Rendering:
-    return render(model, conditions.render(item, name, wording, counter(model)))
-
-
-def counter(model: Model) -> Count:
-    """How many tokens of the model a text has."""
-    return lambda text: len(encode(model, text))
+def _record_notes(
+    messages: Sequence[Message], rendering: Rendering, text: str, action: Action
+) -> tuple[str, ...]:
+    """What tells the action that is scored from its record, where the transcript has one: by letters, or by tokens."""
+    calls = [
+        place
+        for message, place in zip(messages, rendering.places, strict=True)
+        if message["role"] == "assistant" and message["content"] == text
+    ]
+    if not calls:
+        return ()
+    found = [place for place in calls if place is not None and rendering.text[slice(*place)] == text]
+    if len(found) < len(calls) or rendering.content is None:
+        return (RECORD_DIFFERS,)
+    notes = []
+    ends = [0, *(stop for _, stop in rendering.content)]
+    opening = rendering.text[max(ends) :]
+    for place in found:
+        recorded = rendering.text[max(end for end in ends if end <= place[0]) : place[0]]
+        if recorded != opening and recorded.strip() == opening.strip():
+            notes.append(RECORD_SPACE)
+    n = len(action.ids)
+    copies = sum(rendering.ids[at : at + n] == action.ids for at in range(len(rendering.ids) - n + 1))
+    if copies < len(calls):
+        notes.append(RECORD_TOKENS)
+    return tuple(dict.fromkeys(notes))
 
 
 def scored(item: Item, name: str, distractors_in: Sequence[str] | None = None) -> list[str]:
     """The candidates scored under a condition: all, less the distractors where `distractors_in` leaves it out."""
     spared = distractors_in is not None and name not in distractors_in
     return [one for one in item.candidates() if not (spared and one.startswith("distractor"))]
-
-
-def system_length(model: Model, item: Item) -> int:
-    """How many leading tokens of the item's prompts are its system prompt's, whatever follows."""
-    return shared_length(model, [{"role": "system", "content": item.system_prompt}])
-
-
-def shared_length(model: Model, opening: Sequence[Message]) -> int:
-    """How many leading tokens all prompts share that open with these messages.
-
-    Found by ids: the tokens that the prompt shares with the same prompt under another goal. A template that folds the
-    system text into the first user turn is no exception.
-    """
-    one, other = ([*opening, {"role": "user", "content": text}] for text in ("0", "Z"))
-    return common_prefix([render(model, one).ids, render(model, other).ids])
 
 
 def score_item(
@@ -182,7 +199,7 @@ def score_row(model: Model, ask: Ask, score: Score) -> dict[str, Any]:
         **question(ask),
         "token_logprobs": action.logprobs.tolist(),
         "boundary_merged": ask.boundary_merged,
-        "notes": [*ask.rendering.notes, *model.length_notes(len(ask.query.tokens))],
+        "notes": [*ask.notes, *model.length_notes(len(ask.query.tokens))],
         **attributes(ask.item),
     }
 
@@ -236,28 +253,6 @@ def decision_run(
     wanted = {name: where[name] for name in further}
     shared = min(system_length(engine.model, item), len(ask.query.prompt) - 1)
     return engine.run(ask.query, sweep_names(engine.model) if keep is None else keep, shared, wanted)
-
-
-def spans(model: Model, item: Item, condition: str, wording: Wording) -> Mapping[str, range]:
-    """Where the failed call and its observation stand in a condition's prompt, as absolute positions.
-
-    Raises:
-        InputError: the condition writes no such record behind the context, or the transcript does not grow by ids.
-    """
-    before = conditions.render(item, "pre", wording)
-    whole = conditions.render(item, condition, wording, counter(model))
-    if len(whole) != len(before) + 2 or whole[: len(before)] != before:
-        raise InputError(
-            f"Condition '{condition}' writes no call and observation behind the context: it has no record."
-        )
-    ids = [
-        render(model, whole[:count], generation_prompt=False).ids
-        for count in range(len(before), len(whole) + 1)
-    ]
-    full = render(model, whole).ids
-    if any(shared_prefix(part, full) < len(part) for part in ids):
-        raise InputError(f"With this chat template the record of item {item.item_id} is no span of its own.")
-    return {"record": range(len(ids[0]), len(ids[1])), "observation": range(len(ids[1]), len(ids[2]))}
 
 
 def _known(positions: Sequence[str]) -> list[str]:

@@ -20,9 +20,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter
 
 from mech.errors import InputError
 from mech.input_files import NotJson, checked, parse_json, read_bytes
+from mech.templates import ROLES
 
 DEFAULT_WORDING = Path(__file__).parent / "wordings" / "default.json"
-_ROLES = ("user", "tool", "system")
+OBSERVATION_ROLES = tuple(role for role in ROLES if role != "assistant")
+"""Roles that an observation may have; whether a model's template knows one is found when the model is opened."""
 _PLACEHOLDERS = ("index", "tool", "gloss")
 
 
@@ -97,8 +99,8 @@ def load_wording(path: str | os.PathLike[str] = DEFAULT_WORDING) -> Wording:
 
 
 def _role(value: str) -> str:
-    if value not in _ROLES:
-        raise ValueError(f"must be one of {', '.join(_ROLES)}")
+    if value not in OBSERVATION_ROLES:
+        raise ValueError(f"must be one of {', '.join(OBSERVATION_ROLES)}")
     return value
 
 

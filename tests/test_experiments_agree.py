@@ -17,7 +17,7 @@ from mech.errors import InputError
 from mech.induction import SCORES
 from mech.transcript_induction import TRANSCRIPT_SCORES
 from probes.items import dump_items
-from probes.record_attention import mean_by_head, record_attention
+from probes.record import mean_by_head, record_attention
 from probes.suppressors import SUPPRESSORS, suppressors
 from probes.wording import load_wording
 from tests.mech_cases import one_thread  # noqa: F401 - a fixture

@@ -9,7 +9,7 @@ from mech.engine import Engine
 from mech.interventions import NOTHING, cut_edges
 from mech.patching import all_heads
 from mech.queries import Query
-from probes.edge_sources import edge_sources
+from probes.record import edge_sources
 from probes.scoring import asks
 from probes.toolshed_items import build_toolshed_items
 from probes.wording import load_wording

@@ -22,9 +22,9 @@ from mech.load import load_model, load_redrawn
 from mech.model import Model
 from mech.patching import all_heads, patch_in_full, patch_sets
 from probes import placebo_checks
-from probes.edge_sources import padding_sources
 from probes.items import Item, dump_items
 from probes.placebo_checks import ROUNDING, placebo_table
+from probes.record import padding_sources
 from probes.scoring import asks, decision_run
 from probes.wording import load_wording
 from tests.induction_model import built_by_hand

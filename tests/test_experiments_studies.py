@@ -23,7 +23,6 @@ from experiments.ablating import Replacement, replacement
 from experiments.cli import main
 from experiments.find_heads import score_heads
 from experiments.session import Session
-from mech.chat import PLAIN
 from mech.engine import Engine
 from mech.head_norms import head_norms
 from mech.heads import Head, HeadSet
@@ -33,6 +32,7 @@ from mech.means import mean_z
 from mech.patching import all_heads, everything_from, sweep_names
 from mech.queries import Query
 from mech.strength import low_heads
+from mech.templates import PLAIN
 from probes.conditions import CORE
 from probes.items import dump_items, load_items
 from probes.measures import DEFINITIONS, measure

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from mech import chat
-from mech.chat import Message, action_ids, encode, prompt_ids, render, shared_prefix
+from mech import chat, templates
+from mech.chat import Message, action_ids, encode, prompt_ids, render, shared_prefix, tokens_at
 from mech.checkpoints import resolve
 from mech.errors import InputError
+from tests.chat_templates import FORMS, tokenizer_of
 from tests.tiny_gguf import write_gguf
 
 TURNS: list[Message] = [
@@ -37,6 +38,7 @@ class Speaker:
 
     tokenizer: Any
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    special_in_content: bool = False
 
 
 def with_template(tokenizer: Any, template: str | None) -> Speaker:
@@ -76,23 +78,23 @@ def test_plain_format_is_used_and_named_without_a_template(tiny_plain_tokenizer:
         "System:\nAnswer with one call.\n\nUser:\nName the notes of May.\n\n"
         "Assistant:\nnotes(month=5)\n\nAssistant:\n"
     )
-    assert rendering.notes == (chat.PLAIN,)
+    assert rendering.notes == (templates.PLAIN,)
     record = render(speaker, TURNS[:3], generation_prompt=False)
     assert record.text.startswith(render(speaker, TURNS[:2]).text + "notes(month=5)")
 
 
 def test_system_refusal_folds_the_system_text_into_the_first_user_turn(tiny_tokenizer: Any) -> None:
     rendering = render(with_template(tiny_tokenizer, ALTERNATING), TURNS)
-    assert rendering.notes == (chat.SYSTEM_FOLDED,)
+    assert rendering.notes == (templates.SYSTEM_FOLDED,)
     assert "<turn>user\nAnswer with one call.\n\nName the notes of May.<end>" in rendering.text
 
 
 def test_two_user_turns_are_merged_where_refused(tiny_tokenizer: Any) -> None:
     speaker = with_template(tiny_tokenizer, ALTERNATING)
     again: Message = {"role": "user", "content": "Go on."}
-    assert render(speaker, [*TURNS[1:], again]).notes == (chat.TURNS_MERGED,)
+    assert render(speaker, [*TURNS[1:], again]).notes == (templates.TURNS_MERGED,)
     both = render(speaker, [*TURNS, again])
-    assert both.notes == (chat.SYSTEM_FOLDED, chat.TURNS_MERGED)
+    assert both.notes == (templates.SYSTEM_FOLDED, templates.TURNS_MERGED)
     assert "Done: 3 notes.\n\nGo on.<end>" in both.text
 
 
@@ -110,7 +112,8 @@ def test_template_that_takes_nothing_is_refused(tiny_tokenizer: Any) -> None:
 
 def test_template_that_drops_text_is_named(tiny_tokenizer: Any) -> None:
     speaker = with_template(tiny_tokenizer, "{% for m in messages %}{{ m['content'][:9] }}{% endfor %}")
-    assert render(speaker, TURNS).notes == (chat.CONTENT_CHANGED,)
+    [note] = render(speaker, TURNS).notes
+    assert note == "the template leaves out part of message 1 (system), 2 (user), 3 (assistant), 4 (user)"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +166,15 @@ def test_bos_is_written_once_where_it_is_added(tiny_tokenizer: Any, tiny_plain_t
         ids = render(Speaker(AddsBos(tokenizer)), TURNS).ids
         assert ids[0] == bos and ids.count(bos) == 1
     bare = with_template(tiny_tokenizer, "{{ messages[0]['content'] }}")
-    assert render(Speaker(AddsBos(bare.tokenizer)), TURNS).notes == (chat.CONTENT_CHANGED, chat.BOS_ADDED)
+    rendering = render(Speaker(AddsBos(bare.tokenizer)), TURNS)
+    left_out = "the template leaves out message 2 (user), 3 (assistant), 4 (user)"
+    assert rendering.notes == (templates.BOS_ADDED, left_out)
+    place = rendering.places[0]
+    assert place is not None and rendering.text[slice(*place)] == TURNS[0]["content"]
+    # A message that spells the token opens no transcript with it.
+    spelt: list[Message] = [{"role": "user", "content": "<bos>go"}]
+    opened = render(Speaker(AddsBos(bare.tokenizer)), spelt)
+    assert opened.text == "<bos><bos>go" and opened.ids.count(bos) == 1
 
 
 def test_action_ids_continue_the_prompt(tiny_tokenizer: Any) -> None:
@@ -190,8 +201,155 @@ def test_empty_action_and_bad_messages_are_refused(tiny_tokenizer: Any) -> None:
         action_ids(speaker, render(speaker, TURNS), "")
     with pytest.raises(InputError, match="without messages"):
         render(speaker, [])
-    with pytest.raises(InputError, match="'tool' is not a role"):
-        render(speaker, [{"role": "tool", "content": "x"}])
+    with pytest.raises(InputError, match="'human' is not a role: use user, tool, system, assistant"):
+        render(speaker, [{"role": "human", "content": "x"}])
+
+
+def form(name: str) -> Speaker:
+    tokenizer = tokenizer_of(FORMS[name])
+    return Speaker(tokenizer, chat.settings_for(tokenizer))
+
+
+EACH = "{{% for m in messages %}}<turn>{}<end>{{% endfor %}}"
+LINES = "m.content.replace('\n\n\n', '\n\n')"
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "kind"),
+    [
+        (EACH.format("{{ m.content | trim }}"), "x \n", "trims"),
+        (EACH.format("{{ m.content | trim }}"), " x", "trims"),
+        (EACH.format("{{ m.content | lower }}"), "Grow(x)", "changes the case of"),
+        (EACH.format("{{ m.content | upper }}"), "ok", "changes the case of"),
+        (EACH.format("{{ " + LINES + " }}"), "a\n\n\nb", "changes white space in"),
+        (EACH.format("{{ m.content.replace(' ', '  ') }}"), "a b", "changes white space in"),
+        (EACH.format("{{ m.content.splitlines() | join('\n') }}"), "a\r\nb", "changes white space in"),
+        (EACH.format("{{ m.content | tojson }}"), 'say "a"\n', "rewrites"),
+        (EACH.format("{{ m.content | truncate(9) }}"), "one two three four", "rewrites"),
+        (EACH.format("{{ m.content[:2] }}"), "one", "leaves out part of"),
+        (EACH.format("{{ m.content }}{{ m.content }}"), "one", "writes more than once"),
+        (EACH.format(""), "one", "leaves out"),
+    ],
+)
+def test_what_a_template_does_to_a_message_is_named_to_the_letter(
+    template: str, content: str, kind: str, tiny_tokenizer: Any
+) -> None:
+    speaker = with_template(tiny_tokenizer, template)
+    messages: list[Message] = [
+        {"role": "user", "content": "1"},
+        {"role": "assistant", "content": content},
+        {"role": "user", "content": "2"},
+    ]
+    notes = render(speaker, messages).notes
+    assert any(f"{kind} message" in note and "2 (assistant)" in note for note in notes), notes
+    kept = render(Speaker(tiny_tokenizer), messages)
+    assert kept.notes == ()
+    assert [kept.text[slice(*place)] for place in kept.places if place] == ["1", content, "2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [("llama3.2-1b", "1 (system), 3 (assistant)"), ("gemma-3", "3 (assistant)"), ("smollm2-135m", "")],
+)
+def test_known_templates_that_trim_are_named(name: str, changed: str) -> None:
+    messages: list[Message] = [
+        {"role": "system", "content": "Answer. "},
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": "x \n"},
+        {"role": "user", "content": "no"},
+    ]
+    rendering = render(form(name), messages)
+    assert rendering.notes == ((f"the template trims message {changed}",) if changed else ())
+    place = rendering.places[2]
+    assert place is not None and rendering.text[slice(*place)] == ("x" if changed else "x \n")
+
+
+def test_a_message_that_stands_in_others_too_is_found_in_its_own_place(tiny_tokenizer: Any) -> None:
+    texts = ("assistant", "assistant", "no assistant", "<turn>assistant", "")
+    messages: list[Message] = [
+        {"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(texts)
+    ]
+    rendering = render(Speaker(tiny_tokenizer), messages)
+    expected = "<bos>"
+    for message, place in zip(messages, rendering.places, strict=True):
+        expected += f"<turn>{message['role']}\n"
+        assert place == (len(expected), len(expected) + len(message["content"]))
+        expected += f"{message['content']}<end>\n"
+    assert rendering.content == rendering.places
+
+
+ENDS = {"llama3.2-1b": "<|eot_id|>", "phi-4-mini": "<|end|>", "gemma-3": "<end_of_turn>"} | dict.fromkeys(
+    ("mistral-v1", "mistral-v3", "mistral-v7"), "</s>"
+)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_end_of_a_turn_is_the_template_s(name: str) -> None:
+    speaker = form(name)
+    assert speaker.tokenizer.decode([chat.end_of_turn_id(speaker)]) == ENDS.get(name, "<|im_end|>")
+
+
+def test_a_template_that_changes_what_is_said_still_ends_the_turn(tiny_tokenizer: Any) -> None:
+    for made in ("upper", "tojson", "trim"):
+        changed = str(tiny_tokenizer.chat_template).replace("m['content']", f"m['content'] | {made}")
+        end = chat.end_of_turn_id(with_template(tiny_tokenizer, changed))
+        assert tiny_tokenizer.decode([end]) == ('"' if made == "tojson" else "<end>")
+    with pytest.raises(InputError, match="does not write what an assistant says"):
+        chat.end_of_turn_id(with_template(tiny_tokenizer, "<turn>{{ messages[0].content }}<end>"))
+
+
+def test_text_that_a_template_moves_is_found_and_named() -> None:
+    rendering = render(form("mistral-v3"), TURNS)
+    assert rendering.notes == ("the template puts behind later ones message 1 (system)",)
+    places = [place for place in rendering.places if place is not None]
+    assert [rendering.text[slice(*place)] for place in places] == [one["content"] for one in TURNS]
+    assert rendering.text.endswith(f"[INST] {TURNS[0]['content']}\n\n{TURNS[3]['content']}[/INST]")
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_in_every_form_a_message_s_characters_are_its_tokens(name: str) -> None:
+    speaker = form(name)
+    rendering = render(speaker, TURNS)
+    for message, place in zip(TURNS, rendering.places, strict=True):
+        assert place is not None and rendering.text[slice(*place)] == message["content"]
+        held = tokens_at(speaker, rendering, place)
+        assert speaker.tokenizer.decode(rendering.ids[held.start : held.stop]) == message["content"]
+
+
+ROLES_TAKEN = {
+    "smollm2-135m": "<|im_start|>tool\nDone: 3 notes.<|im_end|>\n",
+    "qwen2.5-0.5b": "<|im_start|>user\n<tool_response>\nDone: 3 notes.\n</tool_response><|im_end|>\n",
+    "qwen3-0.6b": "<|im_start|>user\n<tool_response>\nDone: 3 notes.\n</tool_response><|im_end|>\n",
+    "llama3.2-1b": '<|start_header_id|>ipython<|end_header_id|>\n\n"Done: 3 notes."<|eot_id|>',
+    "phi-4-mini": "<|tool|>Done: 3 notes.<|end|>",
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_tool_role_works_where_the_template_knows_it(name: str) -> None:
+    speaker = form(name)
+    if name not in ROLES_TAKEN:
+        with pytest.raises(
+            InputError, match=r"does not take observations in the role 'tool' \(.*choose another"
+        ):
+            chat.require_role(speaker, "tool")
+        return
+    chat.require_role(speaker, "tool")
+    rendering = render(speaker, [*TURNS[:3], {"role": "tool", "content": "Done: 3 notes."}])
+    assert ROLES_TAKEN[name] in rendering.text and rendering.notes == ()
+
+
+def test_a_template_that_leaves_a_role_out_does_not_know_it(tiny_tokenizer: Any) -> None:
+    silent = "{% for m in messages if m.role != 'tool' %}<turn>{{ m.content }}<end>{% endfor %}"
+    with pytest.raises(InputError, match="'tool' \\(its template leaves them out\\)"):
+        chat.require_role(with_template(tiny_tokenizer, silent), "tool")
+    chat.require_role(with_template(tiny_tokenizer, silent), "user")
+
+
+def test_a_plain_transcript_takes_every_role(tiny_plain_tokenizer: Any) -> None:
+    chat.require_role(Speaker(tiny_plain_tokenizer), "tool")
+    text = render(Speaker(tiny_plain_tokenizer), [{"role": "tool", "content": "x"}]).text
+    assert text == "Tool:\nx\n\nAssistant:\n"
 
 
 def test_template_hash_follows_template_and_settings(tiny_tokenizer: Any, tiny_plain_tokenizer: Any) -> None:

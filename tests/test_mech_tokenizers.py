@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, Qwen2Tokenizer
 
-from mech.chat import encode, tokenizer_sha256
+from mech.chat import encode, text_ids, tokenizer_sha256
 from mech.checkpoints import _bundled_file
 from mech.errors import InputError
 from mech.gguf import _VOCABULARY, read_metadata
@@ -320,10 +320,14 @@ def test_whole_pieces_are_tokens_where_merges_are_ignored() -> None:
 
 def test_text_that_is_not_composed_is_refused_where_its_reading_is_not_known(tmp_path: Path) -> None:
     from_gguf(header("deepseek-r1-qwen"), "m.gguf").save_pretrained(tmp_path)
-    model = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(tmp_path), chat_template_kwargs={})
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    model = SimpleNamespace(tokenizer=tokenizer, chat_template_kwargs={}, special_in_content=False)
     assert encode(model, "café")
     with pytest.raises(InputError, match="not composed"):
         encode(model, "cafe\u0301")
+    tokenizer.add_special_tokens({"eos_token": "<|end|>"})
+    with pytest.raises(InputError, match="not composed"):  # the way of texts that spell a special token
+        text_ids(model, "cafe\u0301 <|end|>")
     model.tokenizer = from_gguf(header("qwen2"), "m.gguf")
     assert encode(model, "cafe\u0301") == encode(model, "café")
 

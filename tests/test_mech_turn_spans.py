@@ -20,7 +20,7 @@ def transcript(call: str, times: int = 1) -> list[dict[str, str]]:
 def speaker(tokenizer: Any, template: str | None = None) -> SimpleNamespace:
     if template is not None:
         tokenizer.chat_template = template
-    return SimpleNamespace(tokenizer=tokenizer, chat_template_kwargs={})
+    return SimpleNamespace(tokenizer=tokenizer, chat_template_kwargs={}, special_in_content=False)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,13 @@ import pandas as pd
 import pytest
 import torch
 
-from mech.chat import PLAIN, end_of_turn_id, render
+from mech.chat import end_of_turn_id, render
 from mech.engine import Engine
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.interventions import NOTHING, scale_heads
 from mech.model import Model
+from mech.templates import PLAIN
 from probes import conditions
 from probes.conditions import AS_LONG_AS, CONDITIONS, CORE
 from probes.measures import measure
@@ -237,10 +238,23 @@ def test_a_condition_without_a_record_has_no_spans(model: Model) -> None:
             spans(model, ITEMS[1], name, WORDING)
 
 
-def test_spans_are_refused_where_the_template_rewrites_the_past(model: Model) -> None:
+def test_spans_are_those_of_the_whole_transcript_where_the_template_rewrites_the_past(model: Model) -> None:
+    plain = spans(model, ITEMS[1], "neut", WORDING)
     rewriting = "{% if messages | length > 4 %}!{% endif %}" + model.tokenizer.chat_template
+    found = spans(with_template(model, rewriting), ITEMS[1], "neut", WORDING)
+    assert found == {name: range(span.start + 1, span.stop + 1) for name, span in plain.items()}
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages if m.role != 'assistant' %}<turn>{{ m.content }}<end>{% endfor %}",
+        "{% for m in messages %}<turn>{{ m.content }}{{ m.content }}<end>{% endfor %}",
+    ],
+)
+def test_spans_are_refused_where_the_template_keeps_no_turn_of_the_call(template: str, model: Model) -> None:
     with pytest.raises(InputError, match="no span of its own"):
-        spans(with_template(model, rewriting), ITEMS[1], "neut", WORDING)
+        spans(with_template(model, template), ITEMS[1], "neut", WORDING)
 
 
 def test_a_decision_run_keeps_record_and_observation_where_they_stand(model: Model) -> None:
