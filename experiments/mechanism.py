@@ -31,6 +31,7 @@ from experiments.options import (
     Study,
     positive,
     whole_numbers,
+    yes_or_no,
 )
 from experiments.session import Session, open_run, open_session, require_out
 from experiments.tables import frame_text
@@ -56,7 +57,7 @@ DEEP = Option(
 FEW = Option("few", positive, 4, "items of the further stages: edges, sites, layers, paths, placebos")
 PLAN = Option(
     "plan",
-    lambda text: text == "yes",
+    yes_or_no,
     False,
     "yes: print questions, memory and time, and stop",
     presentation=True,

@@ -66,6 +66,13 @@ class Study:
         }
 
 
+def yes_or_no(text: str) -> bool:
+    """True for yes, False for no; nothing else is either."""
+    if text not in ("yes", "no"):
+        raise argparse.ArgumentTypeError(f"{text} is neither yes nor no")
+    return text == "yes"
+
+
 def positive(text: str) -> int:
     """A whole number of at least 1."""
     value = int(text)
@@ -162,7 +169,7 @@ DTYPE = Option("dtype", str, "float32", "parameter type", ("float32", "float64",
 DEVICE = Option("device", str, "cpu", "torch device")
 ALLOW_SPECIAL = Option(
     "allow-special-in-content",
-    lambda text: text == "yes",
+    yes_or_no,
     False,
     "special tokens spelt in items, wording or replies become real ones (else they are text)",
     alone="yes",
@@ -172,7 +179,7 @@ OUT = Option("out", Path, None, "run folder; resumed when it exists", presentati
 CACHE = Option(
     "cache", Path, None, "folder for kept activations, read before anything is run", presentation=True
 )
-QUIET = Option("quiet", lambda text: text == "yes", False, "yes: no progress bars", presentation=True)
+QUIET = Option("quiet", yes_or_no, False, "yes: no progress bars", presentation=True)
 ENV = Option("env", str, "toolshed", "environment the items are made in", ("toolshed", "coderepair", "all"))
 PROBLEMS = Option(
     "problems", Path, None, "coderepair's problems in MBPP's schema: JSON, JSON lines or a datasets folder"

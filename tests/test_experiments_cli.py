@@ -43,8 +43,8 @@ def other_value(option: Option, folder: Path) -> str:
     if option.type is Path:
         (folder / "file").write_text("contents")
         return str(folder / "file")
-    if option.name == "quiet":
-        return "yes"
+    if isinstance(option.default, bool):
+        return "no" if option.default else "yes"
     if option.name in ("one", "other"):
         return "pre,succ"
     if option.name == "k":

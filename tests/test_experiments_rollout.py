@@ -350,7 +350,7 @@ def test_a_step_says_that_its_transcript_is_longer_than_any_in_training(
     lengths = [row["n_prompt_tokens"] + row["n_new_tokens"] for row in rows]
     trained = sorted(set(lengths))[0]
     cached = checkpoint_cache()
-    model = loaded_once(str(shell.model), dtype="float32", device="cpu", cache_dir=cached)
+    model = loaded_once(str(shell.model), dtype="float32", device="cpu", cache_dir=cached, pre=None)
     monkeypatch.setattr(model.hf_config, "max_position_embeddings", trained)
     shell.ran("rollout", "--harness", "verbatim", *SMALL, out="long")
     note = f"longer than the {trained} positions that the model was trained for"

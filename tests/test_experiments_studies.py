@@ -42,7 +42,7 @@ from probes.scoring import DISTRACTORS_IN, asks, decision_run, score_item, score
 from probes.toolshed_items import build_toolshed_items
 from probes.wording import load_wording
 from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
-from tests.study_cases import ITEMS, Shell, contents, shell  # noqa: F401 - a fixture
+from tests.study_cases import ITEMS, REFERENCE, Shell, contents, shell  # noqa: F401 - a fixture
 from tests.tiny_gguf import write_gguf
 from tests.tolerances import FP64, IDENTITY, NATS
 
@@ -503,8 +503,8 @@ def test_ablate_ranks_each_set_among_controls_of_both_kinds_and_says_what_else_i
     low = low_heads(score_heads(tiny_model_of(shell), 0))
     matched = [sets[f"top2/strength{index}"] for index in range(2)]
     assert matched[0] != matched[1] and all(set(one) <= set(low) - set(sets["top2"]) for one in matched)
-    contexts = [asks(tiny_model_of(shell), ITEMS[i], ["pre"], WORDING)[0].query.prompt for i in range(3)]
-    norms = head_norms(Engine(tiny_model_of(shell)), contexts)  # no other task is left: of all items
+    contexts = [asks(tiny_model_of(shell), one, ["pre"], WORDING)[0].query.prompt for one in REFERENCE]
+    norms = head_norms(Engine(tiny_model_of(shell)), contexts)
     strength = shell.table("strength").set_index("set")
     for index, one in enumerate(matched):
         ratio = sum(map(norms.of, one)) / sum(map(norms.of, sets["top2"]))
@@ -591,7 +591,7 @@ def test_the_mean_is_taken_over_other_tasks_and_says_so(shell: Shell) -> None:
     dump_items(ITEMS, shell.items)
     ids = shell.tmp / "ids.json"
     ids.write_text('["garden-2"]')  # the others of its task: garden-3
-    shell.ran("ablate", "--heads", "L0H0", "--ids", ids, "--controls", "1")
+    shell.ran("ablate", "--heads", "L0H0", "--ids", ids, "--controls", "1", "--reference-items", "2")
     reference = shell.about("ablate")["provenance"]["mean_reference"]
     assert sorted(reference["items"]) == ["garden-0", "garden-1"]
     session = replace(session_of(shell), items=[ITEMS[2]])
@@ -610,16 +610,16 @@ def test_the_mean_is_taken_over_other_tasks_and_says_so(shell: Shell) -> None:
     )
     assert reference["sha256"] == with_what.sha256 == mean.sha256
     assert with_what.z is not None and torch.equal(with_what.z, mean.z)
-    shell.ran("ablate", "--heads", "L0H0", "--controls", "1", out="all")  # no other task is left: all items
-    everywhere = shell.about("ablate", "all")["provenance"]["mean_reference"]["items"]
-    assert sorted(everywhere) == [item.item_id for item in ITEMS]
+    none_left = shell("ablate", "--heads", "L0H0", "--controls", "1", "--reference-items", "2", out="all")
+    none_left.sentence("0 items of other tasks", "--reference-items FILE")
 
 
 def _arguments(shell: Shell, ids: Path) -> Any:
     from experiments.ablate_heads import STUDY
     from experiments.cli import parser
 
-    return parser(STUDY).parse_args(["--items", str(shell.items), "--ids", str(ids), "--heads", "L0H0"])
+    words = ["--items", str(shell.items), "--ids", str(ids), "--heads", "L0H0", "--reference-items", "2"]
+    return parser(STUDY).parse_args(words)
 
 
 # --- items and doctor

@@ -79,7 +79,7 @@ def test_no_field_of_an_item_makes_a_special_token_unless_that_is_asked_for(spel
 def test_studies_of_the_record_take_such_items(study: str, spelling: Shell) -> None:
     more = {
         "cut": ("--k", "1", "--controls", "1"),
-        "joint": ("--k", "1", "--controls", "1", "--ablation-controls", "1", "--reference-items", "2"),
+        "joint": ("--k", "1", "--controls", "1", "--ablation-controls", "1"),
         "path": ("--controls", "1", "--how", "zero", "--senders", "2", "--receivers", "2"),
     }
     spelling.ran(study, *more[study])
@@ -153,7 +153,7 @@ def test_the_whole_suite_runs_on_the_template_of_qwen3(shell: Shell) -> None:
     dump_items([dataclasses.replace(one, meta=FAR) for one in ITEMS[:3]], shell.items)
     qwen = dataclasses.replace(shell, model=save_form(shell.tmp / "qwen3", QWEN3, "qwen3"))
     words = ["--k", "1", "--controls", "1", "--ablation-controls", "1", "--ablated-controls", "1"]
-    said = qwen("mechanism", *words, "--deep", "3", "--few", "3", "--reference-items", "2")
+    said = qwen("mechanism", *words, "--deep", "3", "--few", "3")
     assert not said.err and not any("not done" in line for line in said.out), said
     assert "knockout" in set(qwen.table("mechanism")["method"])
     assert {"z", "pattern", "k", "v"} == set(qwen.table("shares")["site"])

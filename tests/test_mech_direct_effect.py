@@ -86,8 +86,10 @@ def test_the_fast_path_equals_a_hooked_forward_that_freezes_all_the_rest(
         for key, effect in other.items():
             assert one[key] == pytest.approx(effect, abs=4 * TOLERANCE[dtype])
         assert max(map(abs, other.values())) > 1e-2, "parts without effect cannot show that they were patched"
-    # in a parallel block the first MLP reads the embedding only: nothing changes, nothing is run
-    assert slow.meter.ran == len(heads) + model.n_layers - (family == "gpt_neox")
+    # In a parallel block the first MLP reads the embedding only: nothing changes, but for rounding on some processors,
+    # and what does not change at all is not run.
+    parts = len(heads) + model.n_layers
+    assert slow.meter.ran in ((parts - 1, parts) if family == "gpt_neox" else (parts,))
     assert n_torch_hooks(model) == hooks
 
 
