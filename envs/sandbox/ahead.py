@@ -15,7 +15,9 @@ from envs.sandbox.plan import Setting
 from envs.sandbox.referee import START_S, referee
 from envs.sandbox.wire import write_in_time
 
-_TIDY_S = 0.5  # for removing a program's files before its result is known; what is left waits until there is time
+_TIDY_S = (
+    0.5  # for removing a program's files before its result is known; what is left waits until there is time
+)
 _GRACE_S = 10.0  # beyond all limits, before a referee itself is taken for lost
 
 

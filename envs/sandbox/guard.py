@@ -49,7 +49,9 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _WHOLE = 0xFFFFFFFF
 _UNIX_SOCKETS = (1, -1)  # and one that exists already
 # What reaches other processes, or other files, without an announcement: names of `os` and beginnings of modules.
-_SILENT_ON_PROCESSES = "pidfd_open setpriority sched_setaffinity sched_setscheduler sched_setparam setns unshare".split()
+_SILENT_ON_PROCESSES = (
+    "pidfd_open setpriority sched_setaffinity sched_setscheduler sched_setparam setns unshare".split()
+)
 _SILENT_ON_FILES = "mkfifo mknod chroot".split()
 _MODULES_ON_PROCESSES = ("_posixsub", "_tkinter")
 _MODULES_ON_FILES = ("_posixshmem", "_dbm", "_gdbm", "readline", "_tkinter")
@@ -59,7 +61,12 @@ _MOST_LINKS = 40
 
 
 def make_guard(
-    extensions: tuple[str, ...], folder: str, network: bool, processes: bool, may_open_folders: bool = False
+    extensions: tuple[str, ...],
+    folder: str,
+    network: bool,
+    processes: bool,
+    *,
+    may_open_folders: bool = False,
 ) -> Callable[..., None]:
     """The hook.
 
@@ -149,16 +156,29 @@ def make_judge(
             real = resolve(found)
             known = kind_of(flags) is number
             changing = not known or flags & writing
-            if (real + "/").startswith("/proc/") or (changing and real not in fixed and not real.startswith(below)):
+            if (real + "/").startswith("/proc/") or (
+                changing and real not in fixed and not real.startswith(below)
+            ):
                 return True
             if may_open_folders or mode is not None or (known and flags & nameless == nameless != 0):
                 return False  # what `open` makes of a folder is no descriptor of it
             return is_folder(real)
         if event == "sqlite3.connect":
             found = plain(arguments[0])
-            return found is None or (
-                found not in ("", ":memory:") and (found.startswith("file:") or outside(found, False))
-            )
+            if found in ("", ":memory:"):
+                return False
+            if found is None or outside(found, False):
+                return True
+            if not found.startswith("file:"):
+                return False
+            if "%" in found:
+                return True
+            address = found[5:].partition("?")[0].partition("#")[0]  # or a file of that very name
+            if address.startswith("//"):
+                address = address[2:]
+                if not address.startswith("/"):
+                    return True  # a host
+            return address != ":memory:" and outside(address, False)
         if event in ("fcntl.flock", "fcntl.lockf"):
             return True
         both = event in ("os.rename", "os.link")
@@ -192,15 +212,19 @@ def make_judge(
         elif event in ("fcntl.fcntl", "fcntl.ioctl") and (processes or locks):
             # The kernel sends signals and breaks leases in the name of who sets them, to whom they name.
             command, flags = arguments[1], arguments[2]
-            known = kind_of(command) is number and command & whole in (
-                fcntl_commands if event == "fcntl.fcntl" else ioctl_commands
-            )
-            asks = command == set_flags and event == "fcntl.fcntl"
-            asks = asks and not (kind_of(flags) is number and not flags & signalling)
-            if (processes and (not known or asks)) or (event == "fcntl.fcntl" and command & whole in locks):
+            allowed = fcntl_commands if event == "fcntl.fcntl" else ioctl_commands
+            plain_flags = kind_of(flags) is number and not flags & signalling
+            if (
+                kind_of(command) is not number
+                or (processes and command & whole not in allowed)
+                or (event == "fcntl.fcntl" and command & whole in locks)
+                or (event == "fcntl.fcntl" and processes and command & whole == set_flags and not plain_flags)
+            ):
                 return refusal, f"{event}: no signals, leases or locks by the kernel in the sandbox"
         elif network and (event.startswith("syslog.") or event.startswith("socket.")):
-            if event != "socket.__new__" or arguments[1] not in unix_sockets:
+            if not (
+                event == "socket.__new__" and kind_of(arguments[1]) is number and arguments[1] in unix_sockets
+            ):
                 return refusal, f"{event}: no network in the sandbox"
         elif own and judge_files(event, arguments):
             return refusal, f"{event}: only the program's own folder may be changed in the sandbox"
@@ -269,7 +293,8 @@ def hide_unannounced(files: bool, processes: bool) -> None:
     import _imp
     import posix
 
-    kind, described, plain, built_in = type(sys), type(sys.implementation), str.__str__, _imp.create_builtin
+    kind, plain, built_in = type(sys), str.__str__, _imp.create_builtin
+    described: Any = type(sys.implementation)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError("no other processes, and no files but the program's own, in the sandbox")
@@ -284,12 +309,12 @@ def hide_unannounced(files: bool, processes: bool) -> None:
         hidden += (*_CHANGED_FOR_FILES, *_MODULES_ON_FILES)
         os.supports_dir_fd.clear()  # no descriptors of folders: `shutil` does without
         try:
-            import _multiprocessing
+            semaphores = vars(__import__("_multiprocessing"))
         except ImportError:
             pass
-        else:  # named semaphores are files
+        else:  # those with names are files
             for name in ("SemLock", "sem_unlink"):
-                vars(_multiprocessing).pop(name, None)
+                semaphores.pop(name, None)
     if processes:
         hidden += _CHANGED_FOR_PROCESSES
         helper = kind("_posixsubprocess")
