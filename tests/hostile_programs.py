@@ -595,6 +595,25 @@ OTHERS = (
         needs="processes",
     ),
     _program(
+        "interrupt one after another, again and again",
+        "passed killed",  # where it is the examiner's user too, it ends its own examination
+        """
+        import os, time
+        def f():
+            return 1
+        for _ in range(20):
+            for pid in range(1, 12):
+                if pid != os.getpid():
+                    try:
+                        os.kill(pid, 2)
+                    except OSError:
+                        pass
+            time.sleep(0.005)
+        """,
+        "assert f() == 1",
+        needs="processes",
+    ),
+    _program(
         "write outside",
         "runtime_error",
         "open('@OUTSIDE@/victim', 'w').write('gone')\n",
