@@ -244,7 +244,7 @@ ENDINGS = (
         "exited",
         "import os\nos.execv('/bin/true', ['true'])\n",
         "assert False",
-        needs="processes",
+        needs="processes files",
         guarded="runtime_error",
     ),
     _program(
@@ -595,6 +595,25 @@ OTHERS = (
         needs="processes",
     ),
     _program(
+        "interrupt one after another, again and again",
+        "passed killed",  # where it is the examiner's user too, it ends its own examination
+        """
+        import os, time
+        def f():
+            return 1
+        for _ in range(20):
+            for pid in range(1, 12):
+                if pid != os.getpid():
+                    try:
+                        os.kill(pid, 2)
+                    except OSError:
+                        pass
+            time.sleep(0.005)
+        """,
+        "assert f() == 1",
+        needs="processes",
+    ),
+    _program(
         "write outside",
         "runtime_error",
         "open('@OUTSIDE@/victim', 'w').write('gone')\n",
@@ -913,6 +932,12 @@ TEXTS = (
                 raise SystemExit
         raise Odd('odd')
         """,
+    ),
+    _program(
+        "an exception that holds itself",
+        "runtime_error",
+        "error = ValueError()\nerror.args = (error, [error])\ndef f():\n    raise error\n",
+        "f()",
     ),
     _program("every byte", "passed", "import os\nos.write(1, bytes(range(256)))\n", HOLDS),
 )
@@ -1361,7 +1386,7 @@ OUTSIDERS = (
         "exited",
         "import os\nos.execv('/usr/bin/ipcrm', ['ipcrm', '-m', '@SEGMENT@'])\n",
         HOLDS,
-        needs="processes",
+        needs="processes files",
         guarded="runtime_error",
     ),
     _program(
@@ -1369,6 +1394,150 @@ OUTSIDERS = (
         "runtime_error",
         "import os, signal\nsignal.pidfd_send_signal(os.pidfd_open(@VICTIM@), 9)\n",
         needs="processes",
+        guarded="runtime_error",
+    ),
+    _program(
+        "orders to others that Python does not announce",
+        "passed",
+        """
+        import os, sys
+        done = []
+        def attempt(name, what, *arguments):
+            try:
+                what(*arguments)
+            except (AttributeError, ImportError, OSError):
+                return
+            done.append(name)
+        def signal_by_handle():
+            del sys.modules['_signal']
+            import _signal
+            _signal.pidfd_send_signal(os.pidfd_open(@VICTIM@), 9)
+        attempt('handle', signal_by_handle)
+        attempt('priority', lambda: os.setpriority(os.PRIO_PROCESS, @VICTIM@, 7))
+        attempt('processors', lambda: os.sched_setaffinity(@VICTIM@, {0}))
+        attempt('scheduler', lambda: os.sched_setscheduler(@VICTIM@, os.SCHED_IDLE, os.sched_param(0)))
+        """,
+        "assert done == []",
+        needs="processes",
+        guarded="passed",
+    ),
+    _program(
+        "files outside by ways that Python does not announce in full",
+        "passed",
+        """
+        import _io, _multiprocessing, fcntl, os, posixpath, sqlite3, sys
+        done = []
+        def by_a_folder():
+            root = os.open('/', os.O_RDONLY)
+            os.open('@OUTSIDE@/1'[1:], os.O_CREAT | os.O_WRONLY, dir_fd=root)
+        def memory_by_a_folder():
+            os.open('proc/self/mem', os.O_RDWR, dir_fd=os.open('/', os.O_RDONLY))
+        def by_a_path_that_changes():
+            class Path:
+                asked = 0
+                def __fspath__(self):
+                    self.asked += 1
+                    return '@OUTSIDE@/2' if self.asked == 1 else 'mine'
+            _io.FileIO(Path(), 'w')
+        def by_odd_text():
+            class Text(str):
+                startswith = lambda *_: False
+                split = lambda *_: []
+                __add__ = __radd__ = lambda self, other: other
+                partition = lambda *_: ('', '', '')
+            open(Text('@OUTSIDE@/3'), 'w')
+        def by_odd_bytes():
+            class Bytes(bytes):
+                decode = lambda *_: 'mine'
+            os.mkdir(Bytes(b'@OUTSIDE@/4'))
+        def by_a_traceback():
+            try:
+                open('@OUTSIDE@/5', 'w')
+            except OSError as error:
+                entry = error.__traceback__.tb_next
+                while entry:
+                    for value in [*entry.tb_frame.f_locals.values(), *entry.tb_frame.f_globals.values()]:
+                        if hasattr(value, '__code__') and not value.__code__.co_freevars:
+                            value.__code__ = (lambda *_, **__: None).__code__
+                        if isinstance(value, dict):
+                            value.pop('fcntl.fcntl', None)
+                    entry = entry.tb_next
+            open('@OUTSIDE@/5', 'w')
+        def by_an_argument():
+            class Number(int):
+                def __eq__(self, other):
+                    for value in sys._getframe(1).f_locals.values():
+                        if hasattr(value, '__code__') and not value.__code__.co_freevars:
+                            value.__code__ = (lambda *_, **__: None).__code__
+                    return False
+                __hash__ = int.__hash__
+                __and__ = __rand__ = lambda *_: 1
+            try:
+                sys.audit('fcntl.fcntl', Number(3), Number(4), Number(0))
+            except OSError:
+                pass
+            open('@OUTSIDE@/6', 'w')
+        def by_another_resolution():
+            posixpath._joinrealpath = lambda *_: (os.getcwd() + '/mine', True)
+            posixpath.realpath = os.path.realpath = lambda *_, **__: os.getcwd() + '/mine'
+            open('@OUTSIDE@/7', 'w')
+        def by_a_database():
+            sqlite3.connect('@OUTSIDE@/8').execute('create table x(y)')
+        def by_a_database_address():
+            sqlite3.connect('file:@OUTSIDE@/9?mode=rwc', uri=True).execute('create table x(y)')
+        def shared_memory():
+            import _posixshmem
+            _posixshmem.shm_open('/@COOKIE@', os.O_CREAT | os.O_RDWR, mode=0o600)
+        tries = (
+            by_a_folder, memory_by_a_folder, by_a_path_that_changes, by_odd_text, by_odd_bytes, by_a_traceback,
+            by_an_argument, by_another_resolution, by_a_database, by_a_database_address, shared_memory,
+            lambda: os.mkfifo('@OUTSIDE@/fifo'),
+            lambda: os.mknod('@OUTSIDE@/node'),
+            lambda: _multiprocessing.SemLock(0, 1, 1, '/@COOKIE@', False),
+            lambda: fcntl.flock(open('@OUTSIDE@/victim'), fcntl.LOCK_SH),
+            lambda: fcntl.lockf(open('@OUTSIDE@/victim'), fcntl.LOCK_SH),
+            lambda: fcntl.fcntl(open('@OUTSIDE@/victim'), 6, bytes(32)),
+        )
+        for each in tries:
+            try:
+                each()
+            except (AttributeError, ImportError, OSError, sqlite3.OperationalError):
+                continue
+            done.append(each.__code__.co_name + str(each.__code__.co_firstlineno))
+        """,
+        "assert done == []",
+        needs="files",
+        guarded="passed",
+    ),
+    _program(
+        "a link to outside in its folder's place",
+        "runtime_error",
+        """
+        import os
+        here = os.getcwd()
+        os.rmdir(here)
+        os.symlink('@OUTSIDE@', here)
+        """,
+        HOLDS,
+        needs="files",
+        guarded="runtime_error",
+    ),
+    _program(
+        "another interpreter, without a guard",
+        "exited",
+        """
+        import os, sys
+        os.execv(sys.executable, ['python', '-S', '-c', "open('@OUTSIDE@/victim', 'w')"])
+        """,
+        HOLDS,
+        needs="processes files",
+        guarded="runtime_error",
+    ),
+    _program(
+        "listen without an address",
+        "runtime_error",
+        "import socket\nsocket.socket().listen()\n",
+        needs="network",
         guarded="runtime_error",
     ),
 )

@@ -11,9 +11,11 @@ by the strongest means that a rehearsal at start-up shows to work; each result s
   the system's libraries (read-only) and an empty folder in memory, no network. All it started ends with it;
 - where those are refused, seccomp and Landlock: no sockets, no signals to others, no new processes (threads only), no
   files but the same ones, and its private folder on disk, removed afterwards;
-- where the kernel offers neither: resource limits, its process group, and a guard inside the interpreter, best effort.
+- where the kernel offers neither: resource limits, its process group, and a guard inside the interpreter, best effort
+  (`guard` says which ways round it are known). It also has what one filter leaves open where the other is missing.
 
-seccomp also stands behind the namespaces. Address space is limited above that of a fresh interpreter, for each process
+seccomp also stands behind the namespaces; without it there is memory that no limit counts (System V segments, files
+in memory). Address space is limited above that of a fresh interpreter, for each process
 it starts; processes and threads are counted only in namespaces (elsewhere it may start threads as memory allows).
 
 What a verdict is worth. Whatever reaches a program's own process is the program's: its frames, its descriptors, what
@@ -37,7 +39,8 @@ without binding it (import in `setup` what the tests need). Where the guard alon
 program that gets round the guard is the user himself, who may do anything to the processes of the client.
 
 What this is not: a defence against holes in the kernel, against measuring time or load, or against a program that
-fills the processor and its limits as long as they last; outside namespaces each file is limited, not their number.
+fills the processor and its limits as long as they last; outside namespaces each file is limited, not their number
+(those that cannot be removed in half a second are removed after the result, between jobs).
 Other systems than Linux have the guard and the limits only.
 """
 

@@ -15,15 +15,21 @@ from envs.sandbox.plan import Setting
 from envs.sandbox.referee import START_S, referee
 from envs.sandbox.wire import write_in_time
 
+_TIDY_S = (
+    0.5  # for removing a program's files before its result is known; what is left waits until there is time
+)
 _GRACE_S = 10.0  # beyond all limits, before a referee itself is taken for lost
 
 
 class Ahead:
-    """A started referee; `answer` or `end` it once. `base`: the parent of private folders, "" in namespaces."""
+    """A started referee; `answer` or `end` it once. `base`: the parent of private folders, "" in namespaces.
+
+    folder: its private folder, "" in namespaces.
+    """
 
     def __init__(self, setting: Setting, base: str) -> None:
         self._setting = setting
-        self._folder = tempfile.mkdtemp(dir=base) if base else ""
+        self.folder = tempfile.mkdtemp(dir=base) if base else ""
         jobs, self._feed = os.pipe()
         self._report, report = os.pipe()
         if setting.plan.namespaces:
@@ -33,7 +39,7 @@ class Ahead:
         if self._pid == 0:
             os.close(self._feed)
             os.close(self._report)
-            referee(setting, self._folder, jobs, report)
+            referee(setting, self.folder, jobs, report)
         os.close(jobs)
         os.close(report)
 
@@ -50,7 +56,7 @@ class Ahead:
         return json.loads(said) if said else None
 
     def end(self) -> None:
-        """End the referee, which ends its program, and remove what the program left."""
+        """End the referee, which ends its program, and remove what the program left, as far as there is time."""
         self._close_feed()
         os.close(self._report)
         os.kill(
@@ -59,7 +65,7 @@ class Ahead:
         os.waitpid(self._pid, 0)
         if not self._setting.plan.namespaces:
             cleanup.end_children()
-            cleanup.remove_tree(self._folder)
+            cleanup.remove_tree(self.folder, _TIDY_S)
 
     def _tell(self, job: dict[str, Any]) -> None:
         try:

@@ -46,9 +46,13 @@ def packed(setting: Setting, folder: str, program: str) -> bytes:
 def guard_rules(setting: Setting, folder: str) -> tuple[Any, ...]:
     """The arguments of `guard.make_guard`: it guards what the kernel does not hold."""
     isolation = setting.plan.isolation
+    # Landlock alone does not cover modes, owners, times and attributes.
+    files_are_held = isolation.files == "namespace" or (
+        isolation.files == "landlock" and setting.plan.seccomp
+    )
     return (
         setting.extensions,
-        folder if isolation.files == "none" else "",
+        "" if files_are_held else folder,
         isolation.network == "none",
         isolation.processes == "limits",
     )

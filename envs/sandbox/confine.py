@@ -115,7 +115,7 @@ def become_examiner(setting: Setting, desk: Desk, folder: str, job: dict[str, An
             resource.setrlimit(resource.RLIMIT_AS, (most, most + RESERVE))
         if kernel.AVAILABLE:
             _restrict(setting, folder, examining=True)
-        sys.addaudithook(make_guard(*guard_rules(setting, folder)))
+        sys.addaudithook(make_guard(*guard_rules(setting, folder), may_open_folders=True))
         examine(job, desk.channel, desk.handle, tell, _take_reserve)
     except BaseException:
         tell(["error", traceback.format_exc()])

@@ -52,8 +52,9 @@ def main(program: str, memory: int, guard: dict[str, Any], rules: tuple[Any, ...
     """
     service = Service(_prepare())
     _limit_memory(memory)
-    if rules[3]:
-        guard["hide_unannounced"]()
+    files, processes = bool(rules[1]), rules[3]
+    if files or processes:
+        guard["hide_unannounced"](files, processes)
     sys.addaudithook(guard["make_guard"](*rules))
     try:
         service.send(b"H")
@@ -224,7 +225,9 @@ class Service(Peer):
     def put_content(self, out: bytearray, code: bytes, value: Any, depth: int) -> None:
         """What there is to say of an object."""
         if code == b"e":
+            number = self.numbers.pop(id(value))  # one that holds itself is sent without what it holds
             written = self.attempt(BaseException.__dict__["args"].__get__(value), depth)
+            self.numbers[id(value)] = number
             if written is None:
                 self.put(out, (), depth)
             else:

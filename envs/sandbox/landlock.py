@@ -1,7 +1,7 @@
 """Landlock: from here on this process and its descendants open files in the named places only.
 
 Works for ordinary users since Linux 5.13. It covers opening, creating, renaming, linking and removing; not chmod,
-chown, times and attributes, and truncation only since 6.2: the seccomp filter denies those.
+chown, times and attributes, and truncation only since 6.2: the seccomp filter denies those, or else the guard.
 """
 
 from __future__ import annotations

@@ -98,6 +98,18 @@ class Gone(BaseException):
     """The other end is closed."""
 
 
+# What may come of reading what is not of this language (Unsendable: more objects than there may be).
+_OF_NONSENSE = (
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    Unsendable,
+)
+
+
 class Peer:
     """One end of the channel. `first`: the number of its first object; numbers of one end are odd, of the other even.
 
@@ -161,7 +173,7 @@ class Peer:
             for number in self._fresh:  # what was just said of them, for comparison with what they become
                 if number in self.said:
                     self.said[number] = self._content(number)
-        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+        except _OF_NONSENSE as error:
             raise Garbage(f"{type(error).__name__}: {error}") from error
         finally:
             self._data = b""

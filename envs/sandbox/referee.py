@@ -1,6 +1,7 @@
 """The supervisor of one program: feeds it, watches it, ends it and all it started, and judges.
 
-In a process namespace it is process 1: no signal from inside reaches it, and when it ends the kernel ends the rest.
+In a process namespace it is process 1: no signal from inside reaches it (it has no handlers, see `server`), and when
+it ends the kernel ends the rest.
 It executes nothing of the program's or the tests'. What it believes is the examiner's words, which come by a pipe
 that is made after the program's process: the program never has an end of it.
 """

@@ -50,8 +50,8 @@ class Isolation:
 
     network: `namespace` (an empty network), `seccomp` (no sockets), `none` (not isolated: only a guard inside the
     interpreter). files: `namespace` (sees the interpreter, read-only, and its own folder), `landlock` (may open no
-    others), `none`. processes: `namespace` (sees none but its own, all end with it), `seccomp` (may start none and
-    signal none), `limits` (resource limits and its process group).
+    others), `none` (only a guard inside the interpreter). processes: `namespace` (sees none but its own, all end with
+    it), `seccomp` (may start none and signal none), `limits` (resource limits, its process group, and the guard).
     """
 
     network: str

@@ -26,7 +26,7 @@ read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek c
 open openat creat stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat
 getdents getdents64 getcwd chdir fchdir mkdir mkdirat rmdir rename renameat renameat2 link linkat unlink unlinkat
 symlink symlinkat mknod mknodat ftruncate fallocate fadvise64 readahead fsync fdatasync umask copy_file_range sendfile
-splice tee vmsplice getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
+splice getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
 pipe pipe2 select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
 eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime
 sendto recvfrom sendmsg recvmsg shutdown getsockname getpeername getsockopt
@@ -57,6 +57,7 @@ _IOCTL = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 _PRCTL = (3, 15, 16, 23, 39, 0x53564D41)
 # SO_REUSEADDR, SO_SNDBUF, SO_RCVBUF, SO_RCVTIMEO, SO_SNDTIMEO
 _SOCKET_OPTIONS = (2, 7, 8, 20, 21)
+_PRIO_PROCESS = 0
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
 
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -112,6 +113,7 @@ def _conditional(
     else:
         found["clone"] = (((0, CLONE_NEW_ANY | CLONE_THREAD, (CLONE_THREAD,)),),), errno.EAGAIN
     found |= {name: ((((0, _WHOLE, itself[:2]),),), errno.EPERM) for name in _OF_ONESELF.split()}
+    found["setpriority"] = (((0, _WHOLE, (_PRIO_PROCESS,)), (1, _WHOLE, itself[:2])),), errno.EPERM
     signals: Cases = ((),) if alone else (((0, _WHOLE, itself),),)
     found |= {name: (signals, errno.EPERM) for name in _SIGNALS.split()}
     if not may_change_metadata:

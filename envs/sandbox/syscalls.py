@@ -41,8 +41,8 @@ sched_get_priority_max 146 125 | sched_get_priority_min 147 126 | sched_getaffin
 sched_getattr 315 275 | sched_getparam 143 121 | sched_getscheduler 145 120 | sched_rr_get_interval 148 127
 sched_setaffinity 203 122 | sched_setattr 314 274 | sched_setparam 142 118 | sched_setscheduler 144 119
 sched_yield 24 124 | select 23 - | semctl 66 191 | sendfile 40 71 | sendmsg 46 211 | sendto 44 206
-set_robust_list 273 99 | set_tid_address 218 96 | setitimer 38 103 | setpgid 109 154 | setrlimit 160 164
-setsid 112 157 | setsockopt 54 208 | setxattr 188 5 | shmat 30 196 | shmctl 31 195 | shmdt 67 197
+set_robust_list 273 99 | set_tid_address 218 96 | setitimer 38 103 | setpgid 109 154 | setpriority 141 140
+setrlimit 160 164 | setsid 112 157 | setsockopt 54 208 | setxattr 188 5 | shmat 30 196 | shmctl 31 195 | shmdt 67 197
 shmget 29 194 | shutdown 48 210 | sigaltstack 131 132 | socket 41 198 | socketpair 53 199 | splice 275 76
 stat 4 - | statfs 137 43 | statx 332 291 | symlink 88 - | symlinkat 266 36 | sysinfo 99 179 | tee 276 77
 tgkill 234 131 | time 201 - | timerfd_create 283 85 | timerfd_gettime 287 87 | timerfd_settime 286 86

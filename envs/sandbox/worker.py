@@ -149,7 +149,8 @@ def _remove(folder: str) -> None:
     deadline = time.monotonic() + _END_S
     while True:
         try:
-            return cleanup.remove_tree(folder)
+            cleanup.remove_tree(folder)
+            return
         except OSError:
             if time.monotonic() > deadline:
                 raise
