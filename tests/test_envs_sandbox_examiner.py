@@ -407,7 +407,11 @@ class Bare:
         (OWN_METHODS, "assert Always('z') in {'a': 1}", "unverifiable"),
         # what Python gives every object is the program's to say
         (OWN_METHODS, "assert vars(Bare()) == {}", "test_failure"),
-        (OWN_METHODS, "assert vars(Bare()) == {'size': 1} and Bare.__annotations__ == {'size': int}", "passed"),
+        (
+            OWN_METHODS,
+            "assert vars(Bare()) == {'size': 1} and Bare.__annotations__ == {'size': int}",
+            "passed",
+        ),
         (OWN_METHODS, "assert Bare.__doc__ == 'Says what it is.'", "passed"),
         *(
             (

@@ -354,7 +354,9 @@ class Examiner(Peer):
             if tag == b"n" and isinstance(error, StopIteration):
                 return self._say(b"S")
             if isinstance(error, AssertionError) and id(error) not in self.reports:
-                self.failed = self.failed or self.account(error, test=True)  # whatever the program makes of it
+                self.failed = self.failed or self.account(
+                    error, test=True
+                )  # whatever the program makes of it
             return self._say(b"X", error, tuple(self._all_places(error)[0]))
         self._say(b"R", result)
 
@@ -523,7 +525,9 @@ class Examiner(Peer):
             raise Garbage("an exception of no exception's class")
         base: Any = next(each for each in kind.__mro__ if not isinstance(each, Class))
         made: Any = None
-        if not _in_library(base):  # whose attributes are what its constructor made of other arguments: asked for
+        if not _in_library(
+            base
+        ):  # whose attributes are what its constructor made of other arguments: asked for
             try:
                 made = base.__new__(kind, *arguments)
                 base.__init__(made, *arguments)
@@ -531,7 +535,7 @@ class Examiner(Peer):
                 made = None
         if type(made) is not kind:  # or with which it makes one of another
             made = base.__new__(kind)
-            BaseException.args.__set__(made, arguments)
+            made.args = arguments
         return made
 
     def exception(self, tag: bytes, values: list[Any]) -> BaseException:

@@ -24,6 +24,15 @@ _MEMORY = frozenset(
     "sys._current_frames sys._current_exceptions cpython._PySys_ClearAuditHooks".split()
 )
 _MODULES = ("_ctypes", "_test", "_xx", "_interp")  # beginnings of names
+# Extension modules that open no files and start nothing without announcing it: the only ones where the guard alone
+# holds files or processes. Not among them: _sqlite3, readline, _dbm, _gdbm, _tkinter, _curses, _ssl, and the like.
+_HARMLESS = frozenset(
+    "array binascii cmath fcntl grp math mmap resource select termios unicodedata zlib audioop pyexpat _asyncio "
+    "_bisect _blake2 _bz2 _codecs_cn _codecs_hk _codecs_iso2022 _codecs_jp _codecs_kr _codecs_tw _contextvars _crypt "
+    "_csv _datetime _decimal _elementtree _hashlib _heapq _hmac _json _lsprof _lzma _md5 _multibytecodec _opcode "
+    "_pickle _queue _random _sha1 _sha2 _sha256 _sha3 _sha512 _socket _statistics _struct _typing _uuid _zoneinfo "
+    "_zstd".split()
+)
 _PROCESSES = frozenset(
     "os.fork os.forkpty os.exec os.posix_spawn os.spawn os.system os.startfile pty.spawn subprocess.Popen".split()
 )
@@ -52,7 +61,7 @@ def make_guard(
     """
     files = make_file_check(folder) if folder else None
 
-    def guard(
+    def judge(
         event: str,
         arguments: tuple[Any, ...],
         plain: Callable[[str], str] = str.__str__,
@@ -60,7 +69,8 @@ def make_guard(
         after: Callable[..., tuple[str, str, str]] = str.rpartition,
         has: Callable[..., bool] = str.__contains__,
         memory: frozenset[str] = _MEMORY,
-        modules: tuple[str, ...] = (*_MODULES, "_posixsub") if processes else _MODULES,
+        modules: tuple[str, ...] = (*_MODULES, "_posixsub", "_signal") if processes else _MODULES,
+        harmless: frozenset[str] | None = _HARMLESS if processes or folder else None,
         commands: dict[str, frozenset[int]] = {"fcntl.fcntl": _FCNTL, "fcntl.ioctl": _IOCTL},  # noqa: B006
         set_flags: int = 4,
         signalling: int = _O_ASYNC,
@@ -77,19 +87,21 @@ def make_guard(
         extensions: tuple[str, ...] = extensions,
         refusal: type[Exception] = PermissionError,
         missing: type[Exception] = ImportError,
-    ) -> None:
+    ) -> Exception | None:
         if event == "import":
             name, path = arguments[:2]
             # An extension's own name is what stands behind the last dot: `x._ctypes` is _ctypes too.
             last = after(plain(name), ".")[2] if is_a(name, text) else ""
             if is_a(name, text) and (begins(plain(name), modules) or begins(last, modules)):
-                raise missing(f"no module {plain(name)} in the sandbox")
+                return missing(f"no module {plain(name)} in the sandbox")
             if is_a(path, text) and (has(plain(path), "/../") or not begins(plain(path), extensions)):
-                raise missing("only the interpreter's own extension modules in the sandbox")
+                return missing("only the interpreter's own extension modules in the sandbox")
+            if is_a(path, text) and harmless is not None and last not in harmless:
+                return missing(f"no module {last} in the sandbox where only a guard holds files or processes")
         elif event in memory or begins(event, "ctypes."):
-            raise refusal(f"{event} is not available in the sandbox")
+            return refusal(f"{event} is not available in the sandbox")
         elif event in started or (event in signalled and arguments[0] not in (0, myself)):
-            raise refusal(f"{event}: no other processes in the sandbox")
+            return refusal(f"{event}: no other processes in the sandbox")
         elif guarding and event in commands:
             # The kernel sends signals and breaks leases in the name of who sets them, to whom they name.
             flags = arguments[2]
@@ -97,16 +109,33 @@ def make_guard(
                 arguments[1] == set_flags
                 and event == "fcntl.fcntl"
                 and is_a(flags, number)
-                and flags & signalling
+                and number.__and__(flags, signalling)
             )
             if arguments[1] & whole not in commands[event] or asks:
-                raise refusal(f"{event}: no signals, leases or locks by the kernel in the sandbox")
+                return refusal(f"{event}: no signals, leases or locks by the kernel in the sandbox")
         elif (
             networked and (begins(event, "syslog.") or begins(event, "socket.")) and event != "socket.__new__"
         ):
-            raise refusal(f"{event}: no network in the sandbox")
+            return refusal(f"{event}: no network in the sandbox")
         elif files is not None and files(event, arguments):
-            raise refusal(f"{event}: only the program's own folder may be changed in the sandbox")
+            return refusal(f"{event}: only the program's own folder may be changed in the sandbox")
+        return None
+
+    def guard(
+        event: str,
+        arguments: tuple[Any, ...],
+        judge: Callable[..., Exception | None] | None = judge,
+        any_error: type[BaseException] = BaseException,
+        refusal: type[Exception] = PermissionError,
+    ) -> None:
+        assert judge is not None
+        try:
+            error = judge(event, arguments)
+        except any_error:  # a recursion too deep, for one
+            error = refusal("not in the sandbox")
+        judge = None  # the program gets this frame, in the traceback of what it catches
+        if error is not None:
+            raise error
 
     return guard
 
@@ -125,40 +154,92 @@ def hide_unannounced() -> None:
     helper.__dict__["fork_exec"] = fork_exec
     sys.modules["_posixsubprocess"] = helper
     vars(__import__("_signal")).pop("pidfd_send_signal", None)
+    # Nor can one be made anew, unannounced, of a module that is part of the interpreter: they are all there.
+    for name in sys.builtin_module_names:
+        if name not in sys.modules and not name.startswith((*_MODULES, "xx")) and name != "_posixsubprocess":
+            __import__(name)
+    vars(__import__("_imp")).pop("create_builtin", None)
 
 
 def make_file_check(folder: str) -> Callable[[str, tuple[Any, ...]], bool]:
-    """The check that an event changes a file outside the folder, or reads what the kernel says of processes."""
+    """The check that an event changes a file outside the folder, or reads what the kernel says of processes.
+
+    So that a path means the same when it is used as when it was checked: no links in the folder that lead elsewhere,
+    no other working directory, and no descriptors of directories, which paths may start from unannounced.
+    """
     inside = os.path.realpath(folder) + os.sep
+
+    def resolve(
+        path: str,
+        working: Callable[[], str] = os.getcwd,
+        read_link: Callable[[str], str] = os.readlink,
+        split: Callable[..., list[str]] = str.split,
+        join: Callable[..., str] = str.join,
+        begins: Callable[..., bool] = str.startswith,
+        failure: type[Exception] = OSError,
+        most: int = 40,
+    ) -> str:
+        """The path without links, "" if there are too many: os.path.realpath is the program's to change."""
+        found: list[str] = []
+        left = split(path if begins(path, "/") else working() + "/" + path, "/")[::-1]
+        while left:
+            part = left.pop()
+            if part == "..":
+                del found[-1:]
+            elif part not in ("", "."):
+                try:
+                    link = read_link("/" + join("/", [*found, part]))
+                except failure:
+                    found.append(part)
+                    continue
+                most -= 1
+                if most < 0:
+                    return ""
+                if begins(link, "/"):
+                    found.clear()
+                left += split(link, "/")[::-1]
+        return "/" + join("/", found)
 
     def outside(
         event: str,
         arguments: tuple[Any, ...],
-        resolve: Callable[[str], str] = os.path.realpath,
-        decode: Callable[..., str] = os.fsdecode,
+        resolve: Callable[[str], str] = resolve,
+        status: Callable[[str], Any] = os.stat,
         begins: Callable[..., bool] = str.startswith,
+        plain: Callable[[str], str] = str.__str__,
+        decode: Callable[..., str] = bytes.decode,
         inside: str = inside,
         changes: frozenset[str] = _CHANGES,
         writing: int = _WRITING,
-        readable: tuple[type, ...] = (str, bytes, os.PathLike),
+        text: type[str] = str,
+        raw: type[bytes] = bytes,
         number: type[int] = int,
         is_a: Callable[..., bool] = isinstance,
         both: frozenset[str] = frozenset(("os.rename", "os.link")),
-        created: str = "os.symlink",
+        failures: tuple[type[Exception], ...] = (OSError, ValueError),
     ) -> bool:
+        def place(path: Any) -> str:
+            if is_a(path, raw):
+                path = decode(path, "utf-8", "surrogateescape")
+            return resolve(plain(path)) + "/" if is_a(path, text) else ""  # nothing else keeps what it says
+
         if event == "open":
             path, _, flags = arguments[:3]
-            if not is_a(path, readable):
+            if is_a(path, number):
                 return False  # a descriptor that is open already
-            real = resolve(decode(path)) + "/"
+            real = place(path)
+            try:
+                folder = status(real).st_mode & 0o170000 == 0o040000
+            except failures:
+                folder = False
             changing = is_a(flags, number) and flags & writing
-            return begins(real, "/proc/") or bool(changing and not begins(real, (inside, "/dev/null")))
+            forbidden = not real or folder or begins(real, "/proc/")
+            return forbidden or bool(changing and not begins(real, (inside, "/dev/null")))
+        if event == "os.chdir":
+            return not begins(place(arguments[0]), inside)
         if event not in changes:
             return False
-        paths = arguments[:2] if event in both else arguments[1:2] if event == created else arguments[:1]
-        for path in paths:
-            if not is_a(path, readable) or not begins(resolve(decode(path)) + "/", inside):
-                return True
-        return False
+        paths = arguments[:2] if event in both else arguments[:1]
+        return event == "os.symlink" or any(not begins(place(path), inside) for path in paths)
 
     return outside

@@ -300,7 +300,7 @@ def special_of(kind: type) -> set[str]:
             found.add(name)
     checker = definer_of("__instancecheck__", type(kind))
     if checker is not type and (
-        checker.__module__ not in ("abc", "_py_abc")
+        type.__dict__["__module__"].__get__(checker) not in ("abc", "_py_abc")
         or definer_of("__subclasshook__", kind) is not object
         or __import__("_abc")._get_dump(kind)[0]
     ):
@@ -319,8 +319,9 @@ def definer_of(name: str, kind: type) -> Any:
 def arguments_of(error: BaseException) -> tuple[Any, ...]:
     """What makes such an exception again; the names of files are not among an OSError's arguments."""
     arguments = BaseException.__dict__["args"].__get__(error)
-    if isinstance(error, OSError) and len(arguments) == 2 and error.filename is not None:
-        return (*arguments, error.filename, None, error.filename2)
+    if OSError in mro_of(type(error)) and len(arguments) == 2:
+        first, second = (OSError.__dict__[name].__get__(error) for name in ("filename", "filename2"))
+        return (*arguments, first, None, second) if first is not None else arguments
     return arguments
 
 

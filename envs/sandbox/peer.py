@@ -482,8 +482,10 @@ class Peer:
     def _get_all(self, depth: int) -> list[Any]:
         if self._data.startswith(_PACKED_BYTES, self._at):
             self._at += len(_PACKED_BYTES)
-            read = {b"i": int, b"f": float.fromhex}[self._take(1)]
-            return list(map(read, self._bytes().decode("ascii").split(" ")))
+            kind, texts = self._take(1), self._bytes().decode("ascii").split(" ")
+            if kind not in (b"i", b"f"):
+                raise Garbage("numbers of no kind")
+            return list(map(int, texts)) if kind == b"i" else list(map(float.fromhex, texts))
         return [self.get(depth + 1) for _ in range(self._count())]
 
     def _count(self) -> int:
