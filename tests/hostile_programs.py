@@ -1470,6 +1470,30 @@ OUTSIDERS = (
                 open('@OUTSIDE@/new', 'w')
                 """,
             ),
+            (
+                "the guard's frames in the handler of a signal",
+                """
+                import signal
+                def handle(number, frame):
+                    while frame:
+                        if frame.f_code.co_filename == '<sandbox>':
+                            for value in list(frame.f_locals.values()):
+                                try:
+                                    value.__code__ = (lambda *_, **__: None).__code__
+                                except (AttributeError, TypeError, PermissionError):
+                                    pass
+                        frame = frame.f_back
+                signal.signal(signal.SIGALRM, handle)
+                signal.setitimer(signal.ITIMER_REAL, 2e-3, 2e-3)
+                for _ in range(100):
+                    try:
+                        open('/tmp/' + 'x/../' * 200 + 'nothing')
+                    except OSError:
+                        pass
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                open('@OUTSIDE@/new', 'w')
+                """,
+            ),
         )
     ),
     _program(

@@ -434,6 +434,12 @@ class Bare:
             "unverifiable",
         ),
         ("class B:\n    pass\n", "class T(B):\n    pass\nT()", "unverifiable"),
+        ("def f(a, b=2):\n    pass\n", "import inspect\nassert inspect.signature(f)", "unverifiable"),
+        (
+            "def f(file):\n    return file.read()\n",
+            "import io\nassert f(io.StringIO('a')) == 'a'",
+            "unverifiable",
+        ),
         ("async def f(x):\n    return x\n", "import asyncio\nassert asyncio.run(f(1)) == 1", "unverifiable"),
         (
             "import datetime, zoneinfo\ndef f():\n"
@@ -517,7 +523,7 @@ class Down:
     ],
 )
 def test_what_right_programs_do_is_seen(test: str, sandbox: Sandbox) -> None:
-    assert passes(sandbox.run(KEEPING, [test], ["import dataclasses, json, re"]))
+    assert passes(sandbox.run(KEEPING, [test], ["import dataclasses, json, re", "import solution"]))
 
 
 def test_a_million_values_travel_in_time(sandbox: Sandbox) -> None:

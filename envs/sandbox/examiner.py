@@ -8,8 +8,11 @@ channel, and where the kernel allows no user id in common. The tests run here, o
 - data comes by value, as exact built-in types, so `==`, `all` and `assert` are decided here, on genuine values;
 - every other object stays there (a handle here). It can be called, iterated, indexed and converted; asked for
   attributes if the tests name its class. It is never asked whether it is equal to, less than or contains something,
-  nor for arithmetic with a test's data: its answer would be the program's verdict on itself. Objects without an `==`
-  of their own are equal to themselves only, as ever; else the outcome is `unverifiable`.
+  its hash, nor for arithmetic with a test's data: its answer would be the program's verdict on itself. Objects without
+  an `==` of their own are equal to themselves only, as ever; else the outcome is `unverifiable`;
+- so it is where the program would skip a test's assertions: by a StopIteration out of a call, by a context manager
+  that swallows an error, by a name of its own that stands for Exception. An assertion that fails in what a test handed
+  over counts, whatever the program makes of it.
 
 The program has nothing to answer with but values of calls, so a program that wants to pass has to give right ones.
 """
@@ -223,7 +226,7 @@ class Examiner(Peer):
     def _lend_modules(self) -> None:
         """What the setup imported the program has too, as if both shared a namespace."""
         for name, value in list(dict.items(self.space)):
-            if isinstance(value, types.ModuleType) and name != "__builtins__":
+            if isinstance(value, types.ModuleType) and _address(value) and name != "__builtins__":
                 self.inform(b"M", name, value)
 
     def account(self, error: BaseException, test: bool) -> Detail:
@@ -394,7 +397,7 @@ class Examiner(Peer):
             return b"&"
         if callable(value):
             return b"p"
-        if hasattr(value, "__next__"):
+        if hasattr(type(value), "__next__") and not _has_more_to_it(type(value)):
             return b"n"
         raise Unsendable(f"an object of the class {name_of(type(value))}")
 
@@ -669,6 +672,10 @@ class _Asked:
 
 def _get_attribute(self: Any, name: str) -> Any:
     examiner = _examiner(self)
+    if name == "__signature__":  # its absence would be taken for that of any call here
+        raise examiner.unverifiable(
+            "a test asks for the signature of what is called in the program's process"
+        )
     if not examiner.may_ask(self):
         own = name_of(type(self))
         of_iterators = hasattr(type(self), "__next__") and name == "keys"  # dict() looks for it
@@ -723,6 +730,12 @@ def _fields(names: Any) -> dict[str, Any]:
 
     found = {name: property(operator.itemgetter(at)) for at, name in enumerate(names) if name[0] != "_"}
     return {**found, "_fields": names, "__repr__": show}
+
+
+def _has_more_to_it(kind: type) -> bool:
+    """Whether an iterator's class has methods that would be missed at the other end: a file is no mere iterator."""
+    plain = kind.__module__ in ("builtins", "itertools")
+    return not plain and any(name[0] != "_" for name in dir(kind))
 
 
 def _exception_class(home: Any) -> type | None:

@@ -3,7 +3,7 @@
 It always denies ways by which Python code runs what Python does not announce, or reads its interpreter's memory:
 ctypes, other extension modules than the interpreter's, further interpreters, `gc.get_objects` and its kin, trace
 functions. Where the kernel does not hold files, network or processes, it denies those too, as far as Python announces
-them: best effort, which a determined program gets round. No verdict depends on it.
+them: best effort, which a determined program gets round. No verdict depends on it where the kernel holds files.
 
 This file runs in the program's interpreter and imports nothing that a bare interpreter has not imported.
 """
@@ -44,8 +44,30 @@ _CHANGES = frozenset(
 # Commands of fcntl that only look, copy, lock or set flags, and of ioctl that only ask or set flags, as in `seccomp`.
 _FCNTL = frozenset((0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032))
 _IOCTL = frozenset((0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451))
+_COMMANDS = frozenset([("fcntl.fcntl", each) for each in _FCNTL] + [("fcntl.ioctl", each) for each in _IOCTL])
 _O_ASYNC = getattr(os, "O_ASYNC", 0o20000)
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def hide_unannounced() -> None:
+    """Where the guard alone holds processes: take away the ways to start and signal some that Python keeps silent on.
+
+    `subprocess` finds its helper as ever, which refuses; `import` of the real one is refused by the guard.
+    """
+    import sys
+
+    def fork_exec(*_: Any) -> None:
+        raise PermissionError("no other processes in the sandbox")
+
+    helper = type(sys)("_posixsubprocess")
+    helper.__dict__["fork_exec"] = fork_exec
+    sys.modules["_posixsubprocess"] = helper
+    vars(__import__("_signal")).pop("pidfd_send_signal", None)
+    # Nor can one be made anew, unannounced, of a module that is part of the interpreter: they are all there.
+    for name in sys.builtin_module_names:
+        if name not in sys.modules and not name.startswith((*_MODULES, "xx")) and name != "_posixsubprocess":
+            __import__(name)
+    vars(__import__("_imp")).pop("create_builtin", None)
 
 
 def make_guard(
@@ -56,8 +78,9 @@ def make_guard(
     extensions: folders from which extension modules may come. folder: the only place where files may be changed, ""
     to leave files to the kernel. network, processes: whether to guard those.
 
-    Whatever it uses is bound in default values: a program can change globals, builtins and, from Python 3.13, the
-    variables of a running frame, but not the defaults of a function it cannot reach.
+    Whatever it uses is bound in default values and cannot be changed: a program can change globals and builtins, and
+    finds the frames and functions of the guard in tracebacks and in the handler of a signal, but may not change these.
+    From Python 3.13 on it can change the variables of a running frame there, and get round the guard.
     """
     files = make_file_check(folder) if folder else None
 
@@ -71,7 +94,11 @@ def make_guard(
         memory: frozenset[str] = _MEMORY,
         modules: tuple[str, ...] = (*_MODULES, "_posixsub", "_signal") if processes else _MODULES,
         harmless: frozenset[str] | None = _HARMLESS if processes or folder else None,
-        commands: dict[str, frozenset[int]] = {"fcntl.fcntl": _FCNTL, "fcntl.ioctl": _IOCTL},  # noqa: B006
+        commands: frozenset[tuple[str, int]] = _COMMANDS,
+        commanding: frozenset[str] = frozenset(("fcntl.fcntl", "fcntl.ioctl")),
+        function: type = type(hide_unannounced),  # noqa: B008
+        setting: frozenset[str] = frozenset(("object.__setattr__", "object.__delattr__")),
+        mine: dict[str, Any] = globals(),  # noqa: B008
         set_flags: int = 4,
         signalling: int = _O_ASYNC,
         whole: int = 0xFFFFFFFF,
@@ -98,11 +125,13 @@ def make_guard(
                 return missing("only the interpreter's own extension modules in the sandbox")
             if is_a(path, text) and harmless is not None and last not in harmless:
                 return missing(f"no module {last} in the sandbox where only a guard holds files or processes")
+        elif event in setting and is_a(arguments[0], function) and arguments[0].__globals__ is mine:
+            return refusal("the guard stays as it is")  # a signal's handler, for one, finds it in its frames
         elif event in memory or begins(event, "ctypes."):
             return refusal(f"{event} is not available in the sandbox")
         elif event in started or (event in signalled and arguments[0] not in (0, myself)):
             return refusal(f"{event}: no other processes in the sandbox")
-        elif guarding and event in commands:
+        elif guarding and event in commanding:
             # The kernel sends signals and breaks leases in the name of who sets them, to whom they name.
             flags = arguments[2]
             asks = (
@@ -111,7 +140,7 @@ def make_guard(
                 and is_a(flags, number)
                 and number.__and__(flags, signalling)
             )
-            if arguments[1] & whole not in commands[event] or asks:
+            if (event, arguments[1] & whole) not in commands or asks:
                 return refusal(f"{event}: no signals, leases or locks by the kernel in the sandbox")
         elif (
             networked and (begins(event, "syslog.") or begins(event, "socket.")) and event != "socket.__new__"
@@ -138,27 +167,6 @@ def make_guard(
             raise error
 
     return guard
-
-
-def hide_unannounced() -> None:
-    """Where the guard alone holds processes: take away the ways to start and signal some that Python keeps silent on.
-
-    `subprocess` finds its helper as ever, which refuses; `import` of the real one is refused by the guard.
-    """
-    import sys
-
-    def fork_exec(*_: Any) -> None:
-        raise PermissionError("no other processes in the sandbox")
-
-    helper = type(sys)("_posixsubprocess")
-    helper.__dict__["fork_exec"] = fork_exec
-    sys.modules["_posixsubprocess"] = helper
-    vars(__import__("_signal")).pop("pidfd_send_signal", None)
-    # Nor can one be made anew, unannounced, of a module that is part of the interpreter: they are all there.
-    for name in sys.builtin_module_names:
-        if name not in sys.modules and not name.startswith((*_MODULES, "xx")) and name != "_posixsubprocess":
-            __import__(name)
-    vars(__import__("_imp")).pop("create_builtin", None)
 
 
 def make_file_check(folder: str) -> Callable[[str, tuple[Any, ...]], bool]:
@@ -200,29 +208,34 @@ def make_file_check(folder: str) -> Callable[[str, tuple[Any, ...]], bool]:
                 left += split(link, "/")[::-1]
         return "/" + join("/", found)
 
+    def place(
+        path: Any,
+        resolve: Callable[[str], str] = resolve,
+        plain: Callable[[str], str] = str.__str__,
+        decode: Callable[..., str] = bytes.decode,
+        text: type[str] = str,
+        raw: type[bytes] = bytes,
+        is_a: Callable[..., bool] = isinstance,
+    ) -> str:
+        """Where a path leads, with a slash at its end; "" for what is not sure to say the same twice."""
+        if is_a(path, raw):
+            path = decode(path, "utf-8", "surrogateescape")
+        return resolve(plain(path)) + "/" if is_a(path, text) else ""
+
     def outside(
         event: str,
         arguments: tuple[Any, ...],
-        resolve: Callable[[str], str] = resolve,
+        place: Callable[[Any], str] = place,
         status: Callable[[str], Any] = os.stat,
         begins: Callable[..., bool] = str.startswith,
-        plain: Callable[[str], str] = str.__str__,
-        decode: Callable[..., str] = bytes.decode,
         inside: str = inside,
         changes: frozenset[str] = _CHANGES,
         writing: int = _WRITING,
-        text: type[str] = str,
-        raw: type[bytes] = bytes,
         number: type[int] = int,
         is_a: Callable[..., bool] = isinstance,
         both: frozenset[str] = frozenset(("os.rename", "os.link")),
         failures: tuple[type[Exception], ...] = (OSError, ValueError),
     ) -> bool:
-        def place(path: Any) -> str:
-            if is_a(path, raw):
-                path = decode(path, "utf-8", "surrogateescape")
-            return resolve(plain(path)) + "/" if is_a(path, text) else ""  # nothing else keeps what it says
-
         if event == "open":
             path, _, flags = arguments[:3]
             if is_a(path, number):
@@ -232,14 +245,16 @@ def make_file_check(folder: str) -> Callable[[str, tuple[Any, ...]], bool]:
                 folder = status(real).st_mode & 0o170000 == 0o040000
             except failures:
                 folder = False
-            changing = is_a(flags, number) and flags & writing
+            changing = not is_a(flags, number) or number.__and__(flags, writing)
             forbidden = not real or folder or begins(real, "/proc/")
-            return forbidden or bool(changing and not begins(real, (inside, "/dev/null")))
+            return forbidden or (changing != 0 and not begins(real, (inside, "/dev/null")))
         if event == "os.chdir":
             return not begins(place(arguments[0]), inside)
         if event not in changes:
             return False
-        paths = arguments[:2] if event in both else arguments[:1]
-        return event == "os.symlink" or any(not begins(place(path), inside) for path in paths)
+        for path in arguments[:2] if event in both else arguments[:1]:
+            if event == "os.symlink" or not begins(place(path), inside):
+                return True
+        return False
 
     return outside
