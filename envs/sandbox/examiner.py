@@ -11,8 +11,8 @@ channel, and where the kernel allows no user id in common. The tests run here, o
   its hash, nor for arithmetic with a test's data: its answer would be the program's verdict on itself. Objects without
   an `==` of their own are equal to themselves only, as ever; else the outcome is `unverifiable`;
 - so it is where the program would skip a test's assertions: by a StopIteration out of a call, by a context manager
-  that swallows an error, by a name of its own that stands for Exception. An assertion that fails in what a test handed
-  over counts, whatever the program makes of it.
+  that swallows an error, by a name of its own that stands for Exception, by going on when an assertion failed in what
+  a test handed over.
 
 The program has nothing to answer with but values of calls, so a program that wants to pass has to give right ones.
 """
@@ -145,7 +145,7 @@ class Examiner(Peer):
         self.reports: dict[int, tuple[BaseException, str, list[Place]]] = {}
         self.why_not = ""  # why no verdict can be reached any more
         self.lost = False  # the program's process no longer answers
-        self.failed: Detail | None = None  # an assertion of a test's that failed in what the program called
+        self.failed = False  # an assertion of a test's has failed in what the program called
         self.stopped = False  # the program raised StopIteration where nothing was iterated
         self.expects_stop = False  # the tests speak of StopIteration
         self.describing = 0  # what is read says what class something is of
@@ -177,7 +177,7 @@ class Examiner(Peer):
             failure = self._run_until_failure(units, tell, reserve)
             if failure is None:
                 self.inform(b"E")  # the program's output is out, and it is still there
-                failure = self.failed
+                self._check_failed()
         except Unverifiable:
             self._still_there()
             failure = None
@@ -214,9 +214,15 @@ class Examiner(Peer):
                 )
             if self.why_not:
                 raise Unverifiable
-            if self.failed:
-                return self.failed
+            self._check_failed()
         return None
+
+    def _check_failed(self) -> None:
+        """A program may have been meant to catch it, or not: that is for no one here to say."""
+        if self.failed:
+            raise self.unverifiable(
+                "the program went on after an assertion of a test's had failed in what the test handed over"
+            )
 
     def _still_there(self) -> None:
         """Raise Gone if the program's process stopped answering, whatever a test caught."""
@@ -357,9 +363,7 @@ class Examiner(Peer):
             if tag == b"n" and isinstance(error, StopIteration):
                 return self._say(b"S")
             if isinstance(error, AssertionError) and id(error) not in self.reports:
-                self.failed = self.failed or self.account(
-                    error, test=True
-                )  # whatever the program makes of it
+                self.failed = True
             return self._say(b"X", error, tuple(self._all_places(error)[0]))
         self._say(b"R", result)
 
@@ -573,7 +577,7 @@ class Names(dict[str, Any]):
     """The namespace of the tests: their own names, then Python's, then the program's (those of `names` first)."""
 
     def __init__(self, examiner: Examiner) -> None:
-        super().__init__(__name__="solution", __file__=SOLUTION, __builtins__=builtins)
+        super().__init__(__name__="solution", __file__=SOLUTION, __builtins__=Builtins(self))
         self.examiner = examiner
 
     def __missing__(self, name: str) -> Any:
@@ -587,6 +591,17 @@ class Names(dict[str, Any]):
         if name in _PURE and name not in examiner.names:
             return importlib.import_module(name)
         return examiner.name(value)
+
+
+class Builtins(dict[str, Any]):
+    """Python's names. The body of a class looks for a name in the plain content of `Names`, and then here."""
+
+    def __init__(self, names: Names) -> None:
+        super().__init__(vars(builtins))
+        self.names = names
+
+    def __missing__(self, name: str) -> Any:
+        return self.names[name]
 
 
 class Solution(types.ModuleType):
