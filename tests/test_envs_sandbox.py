@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dis
 import gc
 import os
 import signal
@@ -16,11 +17,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import pytest
 
 from envs.errors import InputError
-from envs.sandbox import OUTCOMES, ExecResult, Frame, Limits, Sandbox, cleanup, kernel, peer, seccomp
+from envs.sandbox import OUTCOMES, ExecResult, Frame, Limits, Sandbox, cleanup, guard, kernel, peer, seccomp
 from envs.sandbox.syscalls import ARCHITECTURES, numbers
 from tests.hostile_programs import HOSTILE, Hostile
 
@@ -561,7 +564,7 @@ for pid in sys.argv[1:]:
 @pytest.mark.parametrize("allow", RAIDS.values(), ids=RAIDS)
 def test_honest_work_with_files_and_threads_is_not_guarded_away(allow: tuple[str, ...]) -> None:
     program = """
-import asyncio, concurrent.futures, glob, io, logging, os, pathlib, shutil, sqlite3, tempfile, zipfile
+import asyncio, concurrent.futures, glob, io, logging, os, pathlib, shutil, tempfile, zipfile
 with tempfile.TemporaryDirectory() as folder:
     top = pathlib.Path(folder)
     (top / "a" / "b").mkdir(parents=True)
@@ -581,8 +584,6 @@ with tempfile.NamedTemporaryFile("w+") as named, tempfile.TemporaryFile() as nam
 made, name = tempfile.mkstemp()
 os.close(made)
 os.remove(name)
-with sqlite3.connect("own.db") as base:
-    base.execute("create table x(y)")
 async def later(x):
     await asyncio.sleep(0)
     return x
@@ -596,6 +597,37 @@ os.nice(0)
     with Sandbox(ROOMY, workers=1, allow=allow) as sandbox:
         result = sandbox.run(program, ["assert values == [1, 2, 3, 4]", "assert len(found) == 5"])
         assert outcome(result) == ("passed", "", "")
+        # SQL attaches any file without a word of Python's: a database needs a kernel that holds files and processes.
+        held = sandbox.isolation
+        by_guard = held.files == "none" or held.processes == "limits"
+        base = "import sqlite3\nsqlite3.connect('own.db').execute('create table x(y)')\n"
+        database = sandbox.run(base, [])
+        assert (database.outcome, database.exception) == (
+            ("runtime_error", "ImportError") if by_guard else ("passed", "")
+        )
+
+
+def test_all_that_the_guard_uses_is_bound_in_default_values() -> None:
+    """Closures and globals can be changed without an announcement, by code that runs while the guard looks."""
+    source = Path(guard.__file__).read_text(encoding="utf-8")
+    defined: dict[str, Any] = {
+        "__name__": "guard"
+    }  # as the program's interpreter runs it, and no test's checks on it
+    exec(compile(source, "guard", "exec", dont_inherit=True), defined)
+    left = [defined["make_guard"](("/usr/",), "/nowhere", True, True)]
+    seen: list[FunctionType] = []
+    while left:
+        function = left.pop()
+        seen.append(function)
+        assert function.__closure__ is None, function
+        reads = {step.opname for step in dis.get_instructions(function)}
+        assert not reads & {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"}, function
+        left += [
+            each for each in function.__defaults__ or () if type(each) is FunctionType and each not in seen
+        ]
+    assert {each.__name__ for each in seen} == {
+        *("guard", "judge", "judge_files", "outside", "plain", "resolve", "is_folder")
+    }
 
 
 # Nothing remains

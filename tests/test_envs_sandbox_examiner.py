@@ -323,10 +323,264 @@ def test_a_test_that_needs_the_programs_word_is_unverifiable(
         assert (result.n_passed, result.frames) == (0, ())
 
 
+SWALLOWING = """
+class Swallowing:
+    def __enter__(self):
+        return self
+    def __exit__(self, *_):
+        return True
+    def __getitem__(self, at):
+        return 'text'
+def f(x):
+    raise ValueError
+"""
+OWN_METHODS = """
+import enum
+class Colour(str, enum.Enum):
+    RED = 'red'
+class Loud(int):
+    def __repr__(self):
+        return 'loud'
+class Always(str):
+    def __eq__(self, other):
+        return True
+    __hash__ = str.__hash__
+class Bare:
+    'Says what it is.'
+    size: int
+    def __init__(self):
+        self.size = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "test", "outcome"),
+    [
+        # StopIteration out of a call ends what the test goes through
+        (
+            "def f(x):\n    raise StopIteration\n",
+            "assert all(map(lambda x: f(x) == x, [1, 2]))",
+            "unverifiable",
+        ),
+        ("def f(x):\n    raise StopIteration\n", "for y in map(f, [1]):\n    assert y == 4", "unverifiable"),
+        ("def f(x):\n    raise StopIteration\n", "assert next(map(f, [1]), 4) == 4", "unverifiable"),
+        (
+            "class P:\n    def __str__(self):\n        raise StopIteration\ndef f():\n    return [P()]\n",
+            "assert ''.join(map(str, f())) == ''",
+            "unverifiable",
+        ),
+        ("def f(x):\n    raise StopIteration\n", "f(1)", "runtime_error"),
+        # a context manager of the program's skips what comes after an error
+        (SWALLOWING, "with Swallowing() as s:\n    assert s[0] + 1 == 5", "unverifiable"),
+        (SWALLOWING, "with Swallowing():\n    assert f(2) == 4", "unverifiable"),
+        (SWALLOWING, "with Swallowing():\n    assert 1 == 2", "unverifiable"),
+        # what a test asserts in a function or generator that the program gets
+        (
+            "def f(g):\n    try:\n        g(3)\n    except AssertionError:\n        return 4\n",
+            "def check(x):\n    assert x == 4\nassert f(check) == 4",
+            "unverifiable",
+        ),
+        (
+            "def f(values):\n    try:\n        list(values)\n    finally:\n        return 4\n",
+            "def values():\n    for i in [1]:\n        assert i == 4\n        yield i\nassert f(values()) == 4",
+            "unverifiable",
+        ),
+        (
+            "def f(g):\n    return g(3)\n",
+            "def check(x):\n    assert x == 4\nassert f(check) == 4",
+            "runtime_error",
+        ),
+        # a class that the program hands over catches the test's own assertion
+        *(
+            (
+                f"{name}\ndef f(x):\n    return x\n",
+                "try:\n    f(-1)\n    assert False\nexcept Wrong:\n    pass",
+                "unverifiable",
+            )
+            for name in ("Wrong = AssertionError", "Wrong = (ValueError, Exception)", "Wrong = BaseException")
+        ),
+        (
+            "class Lib:\n    Wrong = Exception\ndef f(x):\n    return x\n",
+            "try:\n    f(-1)\n    assert False\nexcept Lib.Wrong:\n    pass",
+            "unverifiable",
+        ),
+        # classes made from data have methods of their own
+        (OWN_METHODS, "assert str(Colour.RED) == 'red'", "test_failure"),
+        (OWN_METHODS, "assert str(Colour.RED) == 'Colour.RED' and Colour.RED == 'red'", "passed"),
+        (OWN_METHODS, "assert repr(Loud(3)) == '3'", "test_failure"),
+        (OWN_METHODS, "assert Always('z') == 'a'", "unverifiable"),
+        (OWN_METHODS, "assert Always('z') in {'a': 1}", "unverifiable"),
+        # what Python gives every object is the program's to say
+        (OWN_METHODS, "assert vars(Bare()) == {}", "test_failure"),
+        (
+            OWN_METHODS,
+            "assert vars(Bare()) == {'size': 1} and Bare.__annotations__ == {'size': int}",
+            "passed",
+        ),
+        (OWN_METHODS, "assert Bare.__doc__ == 'Says what it is.'", "passed"),
+        *(
+            (
+                "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass P:\n    x: int\n",
+                f"assert len({{P(1), P(1)}}) == {size}",
+                "unverifiable",
+            )
+            for size in (1, 2)
+        ),
+        (
+            "class M(type):\n    def __instancecheck__(cls, value):\n        return True\n"
+            "class Any(metaclass=M):\n    pass\n",
+            "assert not isinstance(3, Any)",
+            "unverifiable",
+        ),
+        # arithmetic of a class that no test names
+        (
+            "class P:\n    def __sub__(self, other):\n        return 0\ndef f(x):\n    return P()\n",
+            "assert f(2) - f(1) == 0",
+            "unverifiable",
+        ),
+        ("class B:\n    pass\n", "class T(B):\n    pass\nT()", "unverifiable"),
+        ("def f(a, b=2):\n    pass\n", "import inspect\nassert inspect.signature(f)", "unverifiable"),
+        (
+            "def f(file):\n    return file.read()\n",
+            "import io\nassert f(io.StringIO('a')) == 'a'",
+            "unverifiable",
+        ),
+        ("async def f(x):\n    return x\n", "import asyncio\nassert asyncio.run(f(1)) == 1", "unverifiable"),
+        (
+            "import datetime, zoneinfo\ndef f():\n"
+            "    return datetime.datetime(2020, 1, 1, tzinfo=zoneinfo.ZoneInfo('UTC'))\n",
+            "assert f().year == 2020",
+            "unverifiable",
+        ),
+        (
+            "import decimal\nclass Money(decimal.Decimal):\n    pass\n",
+            "assert isinstance(Money(1), Money)",
+            "unverifiable",
+        ),
+    ],
+)
+def test_nothing_passes_or_fails_by_what_the_examiner_does_not_see(
+    program: str, test: str, outcome: str, sandbox: Sandbox
+) -> None:
+    result = sandbox.run(program, [test, "assert True"])
+    assert result.outcome == outcome, result
+    assert result.n_passed == (2 if outcome == "passed" else 0)
+
+
+KEEPING = """
+import contextlib, dataclasses, json, re
+class Emitter:
+    def __init__(self):
+        self.hooks, self.sent = [], {}
+    def on(self, hook):
+        self.hooks.append(hook)
+    def emit(self, value):
+        for hook in self.hooks:
+            hook(value)
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    x: int
+@contextlib.contextmanager
+def noting(log):
+    log.append('in')
+    yield 5
+    log.append('out')
+def load(text):
+    return json.loads(text)
+def compiled(text):
+    return re.compile(text)
+def chained():
+    try:
+        {}['k']
+    except KeyError as error:
+        raise ValueError('v') from error
+def missing():
+    open('missing')
+class Down:
+    def __init__(self, n):
+        self.n = n
+    def __iter__(self):
+        return self
+    def __next__(self):
+        if not self.n:
+            raise StopIteration
+        self.n -= 1
+        return self.n
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "e = Emitter()\nseen = []\ne.on(lambda v: seen.append(v))\ne.emit(1)\nassert seen == [1]\n"
+        "e.emit(2)\nassert seen == [1, 2]",
+        "e = Emitter()\ne.hooks.append(1)\ne.sent['k'] = [2]\ne.sent['k'].append(3)\n"
+        "assert e.hooks == [1] and e.sent == {'k': [2, 3]}",
+        "class Kept:\n    value = load('[1]')\n    size = Fixed(2).x\nassert Kept.value == [1] and Kept.size == 2",
+        "log = []\nwith noting(log) as x:\n    assert x == 5 and log == ['in']\nassert log == ['in', 'out']",
+        "try:\n    load('no')\nexcept json.JSONDecodeError as error:\n    assert error.pos == 0\nelse:\n    assert 0",
+        "try:\n    compiled('(')\nexcept re.error as error:\n    assert error.pos == 0\nelse:\n    assert 0",
+        "f = Fixed(1)\ntry:\n    f.x = 2\nexcept dataclasses.FrozenInstanceError:\n    assert f.x == 1\n"
+        "else:\n    assert 0",
+        "try:\n    chained()\nexcept ValueError as error:\n    assert isinstance(error.__cause__, KeyError)",
+        "try:\n    missing()\nexcept OSError as error:\n    assert error.filename == 'missing' in str(error)",
+        "assert list(Down(2)) == [1, 0] and next(Down(0), 'end') == 'end'\n"
+        "try:\n    Down(0).__next__()\nexcept StopIteration:\n    pass\nelse:\n    assert 0",
+    ],
+)
+def test_what_right_programs_do_is_seen(test: str, sandbox: Sandbox) -> None:
+    assert passes(sandbox.run(KEEPING, [test], ["import dataclasses, json, re", "import solution"]))
+
+
+def test_a_million_values_travel_in_time(sandbox: Sandbox) -> None:
+    program = "def same(x):\n    return list(x)\ndef lists(n):\n    return [[i] for i in range(n)]\n"
+    tests = [
+        "xs = list(range(200_000))\nfor _ in range(3):\n    assert same(xs) == xs",
+        "fs = [x / 3 for x in range(200_000)]\nassert same(fs) == fs",
+        "ls = lists(20_000)\nassert ls[-1] == [19_999]\nls[5].append(1)\nassert same(ls[5]) == [5, 1]",
+        "assert same([1 << 62] * 20 + [True]) == [1 << 62] * 20 + [True]",
+        "assert same((1,) * 20 + (1.0,))[-1].hex() == '0x1.0000000000000p+0'",
+    ]
+    assert passes(sandbox.run(program, tests))
+
+
 def test_output_of_both_comes_in_order(sandbox: Sandbox) -> None:
     program = "print('start')\ndef f():\n    print('program')\n"
     result = sandbox.run(program, ["print('test')\nf()\nprint('again')", "f()"])
     assert result.stdout == "start\ntest\nprogram\nagain\nprogram\n"
+
+
+SPEAKING = """
+import os
+def number(n):
+    return n.to_bytes(4, 'little')
+def text(t):
+    return b's' + number(len(t)) + t
+def say(body):
+    data = len(body).to_bytes(8, 'little') + body
+    while data:
+        data = data[os.write(3, data):]
+def read(n):
+    data = b''
+    while len(data) < n:
+        data += os.read(3, n - len(data))
+    return data
+NOTHING = number(0)
+FINE = b'R' + NOTHING + number(1) + b'0' + NOTHING
+RAISED = b'X' + NOTHING + number(4) + b'0' + text(b'ValueError') + text(b'') + b't' + NOTHING + NOTHING
+NO_NAME = b'N' + NOTHING * 3
+say(FINE)
+while True:
+    asked = read(int.from_bytes(read(8), 'little'))[:1]
+    say(ODD if asked == b'WHEN' else FINE)
+"""
+
+
+@pytest.mark.parametrize("when", ["M", "E"])
+@pytest.mark.parametrize("odd", ["RAISED", "NO_NAME"])
+def test_a_program_that_answers_amiss_gets_an_outcome(when: str, odd: str, sandbox: Sandbox) -> None:
+    program = SPEAKING.replace("ODD if", f"{odd} if").replace("WHEN", when)
+    assert sandbox.run(program, ["assert True"], ["import math"]).outcome == "exited"
 
 
 # What arrives from the program's end is read strictly

@@ -35,8 +35,17 @@ Names that the tests bind are not seen by the program, nor is what they set in m
 
 What remains the program's word: what a method answers of a class that the tests name (`assert tree.is_balanced()`),
 whether it calls a function that a test hands to it, which exception it raises, and what a name means that a test uses
-without binding it (import in `setup` what the tests need). Where the guard alone holds it, a
-program that gets round the guard is the user himself, who may do anything to the processes of the client.
+without binding it (import in `setup` what the tests need), what a class is called. A test that asks little is passed
+by little: an iterator that ends at once satisfies `all(…)`.
+
+Where the kernel holds no files (`Isolation.files` is `none`), the guard alone keeps the program from what its user may
+do: the client's memory and this project's files, and so the verdict, are within reach of one that gets round it. Byte
+code crafted to write to the interpreter's memory does, and from Python 3.13 on so does a change of the guard's frames.
+Do not run programs there that want to attack you.
+
+What a test does to a module (`random.seed`, `sys.setrecursionlimit`, a patched `input`, `redirect_stdout`) it does in
+its own process: the program does not see it. `isinstance` with a class of the library's that is no plain data
+(`types.GeneratorType`, `re.Match`) is false for what the program sends.
 
 What this is not: a defence against holes in the kernel, against measuring time or load, or against a program that
 fills the processor and its limits as long as they last; outside namespaces each file is limited, not their number

@@ -4,8 +4,12 @@ It always denies ways by which Python code runs what Python does not announce, o
 ctypes, other extension modules than the interpreter's, further interpreters, `gc.get_objects` and its kin, trace
 functions, extensions of SQLite. Where the kernel does not hold files, network or processes, it denies those too, as
 far as Python announces them, and takes away what Python keeps silent on: best effort, which a determined program gets
-round. Known ways: SQL that attaches a database file, a key log of `ssl`, a folder swapped between the look at it and
-its use, signal handlers that run while the guard looks. No verdict depends on it.
+round. Known ways: a folder swapped between the look at it and its use and, from Python 3.13 on, the variables of the
+guard's frames, which code that runs while the guard looks (a signal's handler, a finalizer) can change. No verdict
+depends on it where the kernel holds files.
+
+Whatever the guard uses is bound in default values of its functions: a program can change globals, builtins and
+closures, and may find these functions in frames; they are not let be changed.
 
 This file runs in the program's interpreter and imports nothing that a bare interpreter has not imported.
 """
@@ -28,6 +32,15 @@ _MEMORY = frozenset(
     "sqlite3.load_extension".split()
 )
 _MODULES = ("_ctypes", "_test", "_xx", "_interp")  # beginnings of names
+# Extension modules that open no files and start nothing without announcing it: the only ones where the guard alone
+# holds files or processes. Not among them: _sqlite3, readline, _dbm, _gdbm, _tkinter, _curses, _ssl, and the like.
+_HARMLESS = frozenset(
+    "array binascii cmath fcntl grp math mmap resource select termios unicodedata zlib audioop pyexpat _asyncio "
+    "_bisect _blake2 _bz2 _codecs_cn _codecs_hk _codecs_iso2022 _codecs_jp _codecs_kr _codecs_tw _contextvars _crypt "
+    "_csv _datetime _decimal _elementtree _hashlib _heapq _hmac _json _lsprof _lzma _md5 _multibytecodec "
+    "_multiprocessing _opcode _pickle _posixsubprocess _queue _random _sha1 _sha2 _sha256 _sha3 _sha512 _socket "
+    "_statistics _struct _typing _uuid _zoneinfo _zstd".split()
+)
 _PROCESSES = frozenset(
     "os.fork os.forkpty os.exec os.posix_spawn os.spawn os.system os.startfile pty.spawn subprocess.Popen".split()
 )
@@ -110,26 +123,106 @@ def make_judge(
 ) -> Callable[[str, tuple[Any, ...]], tuple[type[BaseException], str] | None]:
     """What the hook asks: (exception, message) for what is refused, None for the rest.
 
-    Whatever it uses is a variable of this function: a program can change globals and builtins. It calls no method of
-    an argument that might be the program's own: only exact types are looked into.
+    It calls no method of an argument that might be the program's own: only exact types are looked into.
     """
-    text, data, number, kind_of, is_kind = str, bytes, int, type, issubclass
-    decode, all_of_it = bytes.decode, slice(None)
-    encoding, errors = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
-    refusal, missing = PermissionError, ImportError
-    memory, names, contents = _MEMORY, _NAMES, _CONTENTS
-    started = _PROCESSES if processes or folder else frozenset()  # another program would have no guard
-    signalled = _SIGNALS if processes else frozenset()
-    modules = _MODULES + (_MODULES_ON_PROCESSES if processes else ()) + (_MODULES_ON_FILES if folder else ())
-    once = (_CHANGED_FOR_PROCESSES if processes else ()) + (_CHANGED_FOR_FILES if folder else ())
-    fcntl_commands, ioctl_commands, locks = _FCNTL, _IOCTL, _LOCKS if folder else frozenset()
-    set_flags, signalling, whole, writing = _SETFL, _O_ASYNC, _WHOLE, _WRITING
-    unix_sockets, myself = _UNIX_SOCKETS, os.getpid()
-    resolve, is_folder = make_resolve(), _make_is_folder()
-    own = resolve(folder) if folder else ""
-    below, fixed, nameless = own + "/", (own, "/dev/null"), _O_TMPFILE
+    own = make_resolve()(folder) if folder else ""
 
-    def plain(value: Any) -> str | None:
+    def judge(
+        event: str,
+        arguments: tuple[Any, ...],
+        plain: Callable[[Any], str | None] = _make_plain(),  # noqa: B008
+        judge_files: Callable[[str, tuple[Any, ...]], bool] | None = (
+            _make_judge_of_files(own, may_open_folders) if own else None  # noqa: B008
+        ),
+        memory: frozenset[str] = _MEMORY,
+        modules: tuple[str, ...] = (
+            _MODULES + (_MODULES_ON_PROCESSES if processes else ()) + (_MODULES_ON_FILES if folder else ())
+        ),
+        once: tuple[str, ...] = (
+            (_CHANGED_FOR_PROCESSES if processes else ()) + (_CHANGED_FOR_FILES if folder else ())
+        ),
+        harmless: frozenset[str] | None = _HARMLESS if processes or folder else None,
+        extensions: tuple[str, ...] = extensions,
+        started: frozenset[str] = _PROCESSES
+        if processes or folder
+        else frozenset(),  # another program has no guard
+        signalled: frozenset[str] = _SIGNALS if processes else frozenset(),
+        processes: bool = processes,
+        network: bool = network,
+        commanding: tuple[str, str] = ("fcntl.fcntl", "fcntl.ioctl"),
+        fcntl_commands: frozenset[int] = _FCNTL,
+        ioctl_commands: frozenset[int] = _IOCTL,
+        locks: frozenset[int] = _LOCKS if folder else frozenset(),
+        set_flags: int = _SETFL,
+        signalling: int = _O_ASYNC,
+        whole: int = _WHOLE,
+        unix_sockets: tuple[int, ...] = _UNIX_SOCKETS,
+        myself: int = os.getpid(),
+        setting: tuple[str, str] = ("object.__setattr__", "object.__delattr__"),
+        function: type = type(make_guard),  # noqa: B008
+        mine: dict[str, Any] = globals(),  # noqa: B008
+        number: type = int,
+        kind_of: type = type,
+        refusal: type[BaseException] = PermissionError,
+        missing: type[BaseException] = ImportError,
+    ) -> tuple[type[BaseException], str] | None:
+        if event == "import":
+            name, path = plain(arguments[0]) or "", plain(arguments[1])
+            # An extension's own name is what stands behind the last dot: `x._ctypes` is _ctypes too.
+            last = name.rpartition(".")[2]
+            if name.startswith(modules) or last.startswith(modules) or last in once:
+                return missing, f"no module {name} in the sandbox"
+            if path is not None and ("/../" in path or not path.startswith(extensions)):
+                return missing, "only the interpreter's own extension modules in the sandbox"
+            if path is not None and harmless is not None and last not in harmless:
+                return missing, f"no module {name} in the sandbox where only a guard holds files or processes"
+        elif event in setting:
+            # A signal's handler, for one, finds the guard's functions in its frames.
+            if kind_of(arguments[0]) is function and arguments[0].__globals__ is mine:
+                return refusal, "the guard stays as it is"
+        elif event in memory or event.startswith("ctypes."):
+            return refusal, f"{event} is not available in the sandbox"
+        elif event in started:
+            return refusal, f"{event}: no other processes in the sandbox"
+        elif event in signalled:
+            if kind_of(arguments[0]) is not number or arguments[0] not in (0, myself):
+                return refusal, f"{event}: no other processes in the sandbox"
+        elif event in commanding and (processes or locks):
+            # The kernel sends signals and breaks leases in the name of who sets them, to whom they name.
+            command, flags = arguments[1], arguments[2]
+            allowed = fcntl_commands if event == commanding[0] else ioctl_commands
+            plain_flags = kind_of(flags) is number and not flags & signalling
+            if (
+                kind_of(command) is not number
+                or (processes and command & whole not in allowed)
+                or (event == commanding[0] and command & whole in locks)
+                or (event == commanding[0] and processes and command & whole == set_flags and not plain_flags)
+            ):
+                return refusal, f"{event}: no signals, leases or locks by the kernel in the sandbox"
+        elif network and (event.startswith("syslog.") or event.startswith("socket.")):
+            if not (
+                event == "socket.__new__" and kind_of(arguments[1]) is number and arguments[1] in unix_sockets
+            ):
+                return refusal, f"{event}: no network in the sandbox"
+        elif judge_files is not None and judge_files(event, arguments):
+            return refusal, f"{event}: only the program's own folder may be changed in the sandbox"
+        return None
+
+    return judge
+
+
+def _make_plain() -> Callable[[Any], str | None]:
+    def plain(
+        value: Any,
+        text: type[str] = str,
+        data: type[bytes] = bytes,
+        kind_of: type = type,
+        is_kind: Callable[..., bool] = issubclass,
+        decode: Callable[..., str] = bytes.decode,
+        all_of_it: slice = slice(None),  # noqa: B008
+        encoding: str = sys.getfilesystemencoding(),  # noqa: B008
+        errors: str = sys.getfilesystemencodeerrors(),  # noqa: B008
+    ) -> str | None:
         """Text or bytes as exact text, whatever their class says of itself; None for anything else."""
         if is_kind(kind_of(value), text):
             return text.__str__(value)
@@ -137,15 +230,43 @@ def make_judge(
             return decode(data.__getitem__(value, all_of_it), encoding, errors)
         return None
 
-    def outside(path: Any, of_a_name: bool) -> bool:
+    return plain
+
+
+def _make_judge_of_files(own: str, may_open_folders: bool) -> Callable[[str, tuple[Any, ...]], bool]:
+    """Whether an event changes a file outside the folder `own`, or reads what the kernel says of processes."""
+
+    def outside(
+        path: Any,
+        of_a_name: bool,
+        plain: Callable[[Any], str | None] = _make_plain(),  # noqa: B008
+        resolve: Callable[..., str] = make_resolve(),  # noqa: B008
+        own: str = own,
+    ) -> bool:
         """Whether a path does not lie in the folder; a descriptor does not."""
         found = plain(path)
         if found is None:
             return True
         real = resolve(found, not of_a_name)
-        return not (real.startswith(below) or (real == own and not of_a_name))
+        return not (real.startswith(own + "/") or (real == own and not of_a_name))
 
-    def judge_files(event: str, arguments: tuple[Any, ...]) -> bool:
+    def judge_files(
+        event: str,
+        arguments: tuple[Any, ...],
+        outside: Callable[[Any, bool], bool] = outside,
+        plain: Callable[[Any], str | None] = _make_plain(),  # noqa: B008
+        resolve: Callable[..., str] = make_resolve(),  # noqa: B008
+        is_folder: Callable[[str], bool] = _make_is_folder(),  # noqa: B008
+        may_open_folders: bool = may_open_folders,
+        below: str = own + "/",
+        fixed: tuple[str, str] = (own, "/dev/null"),
+        names: frozenset[str] = _NAMES,
+        contents: frozenset[str] = _CONTENTS,
+        writing: int = _WRITING,
+        nameless: int = _O_TMPFILE,
+        number: type = int,
+        kind_of: type = type,
+    ) -> bool:
         if event == "open":
             path, mode, flags = arguments[:3]
             if kind_of(path) is number:
@@ -163,23 +284,7 @@ def make_judge(
             if may_open_folders or mode is not None or (known and flags & nameless == nameless != 0):
                 return False  # what `open` makes of a folder is no descriptor of it
             return is_folder(real)
-        if event == "sqlite3.connect":
-            found = plain(arguments[0])
-            if found in ("", ":memory:"):
-                return False
-            if found is None or outside(found, False):
-                return True
-            if not found.startswith("file:"):
-                return False
-            if "%" in found:
-                return True
-            address = found[5:].partition("?")[0].partition("#")[0]  # or a file of that very name
-            if address.startswith("//"):
-                address = address[2:]
-                if not address.startswith("/"):
-                    return True  # a host
-            return address != ":memory:" and outside(address, False)
-        if event in ("fcntl.flock", "fcntl.lockf"):
+        if event in ("sqlite3.connect", "fcntl.flock", "fcntl.lockf"):
             return True
         both = event in ("os.rename", "os.link")
         paths = arguments[:2] if both else arguments[1:2] if event == "os.symlink" else arguments[:1]
@@ -193,44 +298,7 @@ def make_judge(
                     return True
         return False
 
-    def judge(event: str, arguments: tuple[Any, ...]) -> tuple[type[BaseException], str] | None:
-        if event == "import":
-            name, path = plain(arguments[0]) or "", plain(arguments[1])
-            # An extension's own name is what stands behind the last dot: `x._ctypes` is _ctypes too.
-            last = name.rpartition(".")[2]
-            if name.startswith(modules) or last.startswith(modules) or last in once:
-                return missing, f"no module {name} in the sandbox"
-            if path is not None and ("/../" in path or not path.startswith(extensions)):
-                return missing, "only the interpreter's own extension modules in the sandbox"
-        elif event in memory or event.startswith("ctypes."):
-            return refusal, f"{event} is not available in the sandbox"
-        elif event in started:
-            return refusal, f"{event}: no other processes in the sandbox"
-        elif event in signalled:
-            if kind_of(arguments[0]) is not number or arguments[0] not in (0, myself):
-                return refusal, f"{event}: no other processes in the sandbox"
-        elif event in ("fcntl.fcntl", "fcntl.ioctl") and (processes or locks):
-            # The kernel sends signals and breaks leases in the name of who sets them, to whom they name.
-            command, flags = arguments[1], arguments[2]
-            allowed = fcntl_commands if event == "fcntl.fcntl" else ioctl_commands
-            plain_flags = kind_of(flags) is number and not flags & signalling
-            if (
-                kind_of(command) is not number
-                or (processes and command & whole not in allowed)
-                or (event == "fcntl.fcntl" and command & whole in locks)
-                or (event == "fcntl.fcntl" and processes and command & whole == set_flags and not plain_flags)
-            ):
-                return refusal, f"{event}: no signals, leases or locks by the kernel in the sandbox"
-        elif network and (event.startswith("syslog.") or event.startswith("socket.")):
-            if not (
-                event == "socket.__new__" and kind_of(arguments[1]) is number and arguments[1] in unix_sockets
-            ):
-                return refusal, f"{event}: no network in the sandbox"
-        elif own and judge_files(event, arguments):
-            return refusal, f"{event}: only the program's own folder may be changed in the sandbox"
-        return None
-
-    return judge
+    return judge_files
 
 
 def make_resolve() -> Callable[..., str]:
@@ -240,10 +308,15 @@ def make_resolve() -> Callable[..., str]:
     """
     from posix import getcwd, readlink
 
-    no_link, most = OSError, _MOST_LINKS
-
-    def resolve(path: str, whole: bool = True) -> str:
-        done = [] if path.startswith("/") else getcwd().split("/")[1:]
+    def resolve(
+        path: str,
+        whole: bool = True,
+        working: Callable[[], str] = getcwd,
+        read_link: Callable[[str], str] = readlink,
+        no_link: type[BaseException] = OSError,
+        most: int = _MOST_LINKS,
+    ) -> str:
+        done = [] if path.startswith("/") else working().split("/")[1:]
         rest = path.split("/")[::-1]
         links = 0
         while rest:
@@ -257,7 +330,7 @@ def make_resolve() -> Callable[..., str]:
             if not (whole or rest):
                 continue
             try:
-                target = readlink("/" + "/".join(done))
+                target = read_link("/" + "/".join(done))
             except no_link:
                 continue
             links += 1
@@ -273,11 +346,15 @@ def make_resolve() -> Callable[..., str]:
 def _make_is_folder() -> Callable[[str], bool]:
     from posix import lstat
 
-    missing, kind, folder = OSError, 0o170000, 0o040000
-
-    def is_folder(path: str) -> bool:
+    def is_folder(
+        path: str,
+        look: Callable[[str], Any] = lstat,
+        missing: type[BaseException] = OSError,
+        kind: int = 0o170000,
+        folder: int = 0o040000,
+    ) -> bool:
         try:
-            return lstat(path).st_mode & kind == folder
+            return look(path).st_mode & kind == folder
         except missing:
             return False
 

@@ -41,6 +41,7 @@ else:  # the bootstrap runs `peer` and this file in one namespace
 CHANNEL = 3
 _STREAMS = (sys.stdout, sys.stderr)
 # Equal to no data, and to themselves: said to have no `==` of their own.
+_NOT_DERIVED = b"dqjhwvy"  # plain types of which a class at the other end cannot be made
 METHODS = (type(len), type(Peer.send.__get__(0)), type("".__len__))
 
 
@@ -215,7 +216,14 @@ class Service(Peer):
         kinds = mro_of(type(value))
         if type in kinds:
             return b"K"
-        return data_of(type(value)) or (b"e" if BaseException in kinds else b"o")
+        code = data_of(type(value))
+        if code and code in _NOT_DERIVED:
+            raise Unsendable(
+                f"an object of the class {name_of(type(value))}, made from {name_of(base_of(type(value)))}"
+            )
+        if not code and any(definer_of(name, type(value)) for name in ("__await__", "__anext__")):
+            raise Unsendable("a coroutine or what else takes an event loop")
+        return code or (b"e" if BaseException in kinds else b"o")
 
     def put_class(self, out: bytearray, value: Any, code: bytes, depth: int) -> None:
         """The class of a handle; that of plain data goes without saying."""
@@ -226,25 +234,24 @@ class Service(Peer):
         """What there is to say of an object."""
         if code == b"e":
             number = self.numbers.pop(id(value))  # one that holds itself is sent without what it holds
-            written = self.attempt(BaseException.__dict__["args"].__get__(value), depth)
+            written = self.attempt(arguments_of(value), depth)
             self.numbers[id(value)] = number
             if written is None:
                 self.put(out, (), depth)
             else:
                 out += written
+            cause = self.attempt(BaseException.__dict__["__cause__"].__get__(value), depth + 1)
+            out += cause or b"0"
         elif code == b"K":
             kinds = mro_of(value)
-            own = () if value in METHODS else kinds[:-1]
-            special = {
-                name for kind in own for name in type.__dict__["__dict__"].__get__(kind) if name in SPECIAL
-            }
-            if value in METHODS:
-                special.add("__call__")
+            special = {"__call__"} if value in METHODS else special_of(value)
             fields = getattr(value, "_fields", None) if tuple in kinds else None
             if type(fields) is not tuple or not all(type(each) is str for each in fields):
                 fields = None
             bases = type.__dict__["__bases__"].__get__(value)
-            for part in (name_of(value), bases, tuple(sorted(special)), fields):
+            module = type.__dict__["__module__"].__get__(value) if BaseException in kinds else None
+            home = (module, name_of(value)) if type(module) is str else None
+            for part in (name_of(value), bases, tuple(sorted(special)), fields, home):
                 self.put(out, part, depth + 1)
         elif code != b"o":
             super().put_content(out, code, value, depth)
@@ -267,6 +274,7 @@ class Service(Peer):
             made = self._values(number)
         elif code == b"e":
             made = kind(*self.get(depth))
+            made.__cause__ = self.get(depth)
         else:
             return super().get_object(number, code, kind, depth)
         self.keep(number, made)
@@ -284,6 +292,40 @@ class Service(Peer):
 def mro_of(kind: type) -> tuple[type, ...]:
     """A class and its bases, whatever its metaclass says of them."""
     return type.__dict__["__mro__"].__get__(kind)
+
+
+def special_of(kind: type) -> set[str]:
+    """The special methods that a class has of its own: not from `object`, nor from the plain type it is made from."""
+    found = set()
+    for name in SPECIAL:
+        definer = definer_of(name, kind)
+        if definer is not None and definer is not object and not code_of(definer):
+            found.add(name)
+    checker = definer_of("__instancecheck__", type(kind))
+    if checker is not type and (
+        type.__dict__["__module__"].__get__(checker) not in ("abc", "_py_abc")
+        or definer_of("__subclasshook__", kind) is not object
+        or __import__("_abc")._get_dump(kind)[0]
+    ):
+        found.add("__instancecheck__")
+    return found
+
+
+def definer_of(name: str, kind: type) -> Any:
+    """The class from which a class has an attribute; None if it has none."""
+    for each in mro_of(kind):
+        if name in type.__dict__["__dict__"].__get__(each):
+            return each
+    return None
+
+
+def arguments_of(error: BaseException) -> tuple[Any, ...]:
+    """What makes such an exception again; the names of files are not among an OSError's arguments."""
+    arguments = BaseException.__dict__["args"].__get__(error)
+    if OSError in mro_of(type(error)) and len(arguments) == 2:
+        first, second = (OSError.__dict__[name].__get__(error) for name in ("filename", "filename2"))
+        return (*arguments, first, None, second) if first is not None else arguments
+    return arguments
 
 
 def data_of(kind: type) -> bytes:

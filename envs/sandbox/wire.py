@@ -33,7 +33,10 @@ def read_exactly(descriptor: int, size: int) -> bytes | None:
     """`size` bytes, or None at an early end."""
     parts = []
     while size:
-        part = os.read(descriptor, min(size, 1 << 20))
+        try:
+            part = os.read(descriptor, min(size, 1 << 20))
+        except ConnectionResetError:  # closed before it read all that was written to it
+            return None
         if not part:
             return None
         parts.append(part)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -33,6 +33,7 @@ class Worker:
         self._limits = limits
         self._allow = allow
         self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
         self._isolation = Isolation("none", "none", "none")
         self._folder = ""
 
@@ -59,17 +60,14 @@ class Worker:
         process, self._process = self._process, None
         if process is None:
             return
-        assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
+        assert self._channel is not None and process.stderr is not None
+        self._channel.close()
         try:
             process.wait(_END_S)
         except subprocess.TimeoutExpired:
             process.kill()  # what it runs asked the kernel to end with it
             process.wait()
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
+        process.stderr.close()
         folder, self._folder = self._folder, ""
         if folder:
             _remove(folder)
@@ -79,16 +77,19 @@ class Worker:
             raise RuntimeError(
                 "this Python does not know its own executable, which the sandbox needs to start"
             )
-        self._process = subprocess.Popen(
-            [sys.executable, "-s", "-S", "-X", "utf8", "-c", _SCRIPT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,  # empty but for an interpreter that does not start
-            bufsize=0,
-            env={"PYTHONHASHSEED": "0"},  # the tests run in a fork of it
-            cwd="/",
-            start_new_session=True,  # an interrupt at the keyboard is for the client, which closes in its own time
-        )
+        # A socket: unlike a pipe, nobody of the same user can open its ends once more, by way of /proc.
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-s", "-S", "-X", "utf8", "-c", _SCRIPT],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.PIPE,  # empty but for an interpreter that does not start
+                bufsize=0,
+                env={"PYTHONHASHSEED": "0"},  # the tests run in a fork of it
+                cwd="/",
+                start_new_session=True,  # an interrupt at the keyboard is for the client, which closes in its own time
+            )
         start = {
             "limits": dataclasses.asdict(self._limits),
             "allow": self._allow,
@@ -133,15 +134,14 @@ class Worker:
 
     def _exchange(self, message: dict[str, Any], seconds: float) -> Any | None:
         """Send one message and receive one; None when the server died or took too long."""
-        process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
+        assert self._channel is not None
         try:
-            wire.send(process.stdin.fileno(), message)
-        except BrokenPipeError:
+            wire.send(self._channel.fileno(), message)
+            poll = select.poll()
+            poll.register(self._channel, select.POLLIN)
+            return wire.receive(self._channel.fileno()) if poll.poll(seconds * 1000) else None
+        except ConnectionError:
             return None
-        poll = select.poll()
-        poll.register(process.stdout, select.POLLIN)
-        return wire.receive(process.stdout.fileno()) if poll.poll(seconds * 1000) else None
 
 
 def _remove(folder: str) -> None:
