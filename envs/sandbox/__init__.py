@@ -1,4 +1,4 @@
-r"""A sandbox that means it: run an untrusted Python program and its asserts, return a structured verdict.
+r"""Run an untrusted Python program in a process of its own and its asserts in another; return a structured verdict.
 
     with Sandbox(Limits(wall_s=2), workers=2) as sandbox:
         result = sandbox.run("def double(x):\n    return 2 * x\n", ["assert double(2) == 4"])
@@ -15,8 +15,8 @@ by the strongest means that a rehearsal at start-up shows to work; each result s
   (`guard` says which ways round it are known). It also has what one filter leaves open where the other is missing.
 
 seccomp also stands behind the namespaces; without it there is memory that no limit counts (System V segments, files
-in memory). Address space is limited above that of a fresh interpreter, for each process
-it starts; processes and threads are counted only in namespaces (elsewhere it may start threads as memory allows).
+in memory). Address space is limited above that of a fresh interpreter, for each process it starts; processes and
+threads are counted only in namespaces (elsewhere it may start threads as memory allows).
 
 What a verdict is worth. Whatever reaches a program's own process is the program's: its frames, its descriptors, what
 its children inherit. So nothing that a pass is made of is ever there: no test, no expected value, no nonce. The tests
@@ -31,7 +31,7 @@ the tests, their expected values and the judgement in the program's hands.
 What follows from that: an object of the program's own class is never asked to judge itself (`==`, `<`, `in`,
 arithmetic with a test's data, methods of a class that no test names); such a test has the outcome `unverifiable`, and
 so has one whose values cannot be sent. A name of Python's own in a test means Python's, unless `names` says otherwise.
-Names that the tests bind are not seen by the program, nor is what they set in modules of the library (a `random.seed`).
+Names that the tests bind are not seen by the program.
 
 What remains the program's word: what a method answers of a class that the tests name (`assert tree.is_balanced()`),
 whether it calls a function that a test hands to it, which exception it raises, and what a name means that a test uses
