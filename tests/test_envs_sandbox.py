@@ -786,11 +786,17 @@ make(5)
 def test_an_interrupted_run_does_not_answer_the_next_one() -> None:
     with Sandbox(ROOMY, workers=1) as sandbox:
         sandbox.run("x = 1", [])
+        before = signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # a shell's background job ignores it
         timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
         timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            sandbox.run("import time\ntime.sleep(3)\nprint('old')\n", [])
-        timer.join()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                sandbox.run("import time\ntime.sleep(3)\nprint('old')\n", [])
+            timer.join()
+        finally:
+            signal.signal(signal.SIGINT, before)
         assert sandbox.run("print('new')\n", []).stdout == "new\n"
 
 
