@@ -167,9 +167,10 @@ def reference_set(session: Session, args: argparse.Namespace, tasks: Collection[
         others = [item for item in others if _context(item) not in contexts]
     least = min(n, MIN_REFERENCE)
     if len(others) < least:
+        kind = f" and of the environment {', '.join(sorted(envs))}" if envs else ""
         raise InputError(
-            f"{where} has {len(others)} items of other tasks than the measured ones, and a reference takes {least} at "
-            "least: name a file of other items with --reference-items FILE, or measure fewer."
+            f"{where} has {len(others)} items of other tasks than the measured ones{kind}, and a reference takes "
+            f"{least} at least: name a file of other items with --reference-items FILE, or measure fewer."
         )
     rng = py_stream(args.seed, "mean reference")
     chosen = rng.sample(others, min(n, len(others)))

@@ -113,7 +113,7 @@ def whole_numbers(text: str) -> tuple[int, ...]:
 def existing(path: Path | None, what: str) -> Path | None:
     """The path if there is such a file, None for None; raises InputError otherwise."""
     if path is not None and not path.is_file():
-        raise InputError(f"The {what} file {path} does not exist.")
+        raise InputError(f"The {what} file {path} {'is no file' if path.exists() else 'does not exist'}.")
     return path
 
 

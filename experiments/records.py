@@ -249,7 +249,13 @@ def _refuse_other_config(folder: Path, study: str, old: Mapping[str, Any], new: 
 
 def _refuse_other_weights(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Raise if two studies of a folder would speak of different numbers: not every table names model and precision."""
-    kinds = {"sha256": "weights", "tokenizer_sha256": "tokenizer", "dtype": "precision", "device": "device"}
+    kinds = {
+        "sha256": "weights",
+        "tokenizer_sha256": "tokenizer",
+        "chat_template_sha256": "chat template",
+        "dtype": "precision",
+        "device": "device",
+    }
     for name, what in kinds.items():
         before, now = ((side.get("model") or {}).get(name) for side in (old, new))
         if before and now and before != now:

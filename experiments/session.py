@@ -29,6 +29,7 @@ from mech.load import load_model, load_redrawn
 from mech.model import Model
 from probes.items import Item, select_items
 from probes.placebo import with_unrelated
+from probes.scoring import item_notes
 from probes.stats import RngFactory
 from probes.wording import Wording, load_wording
 
@@ -205,8 +206,16 @@ def open_folder(
 
 
 def about_items(session: Session) -> dict[str, Any]:
-    """What a run records of its items and wording."""
+    """What a run records of its items and wording; `notes`: what of their transcripts is to be said, of which items."""
     names = [item.item_id for item in session.items]
-    about = {"n_items": len(names), "item_ids": names, "wording_sha256": session.wording.sha256}
+    about: dict[str, Any] = {
+        "n_items": len(names),
+        "item_ids": names,
+        "wording_sha256": session.wording.sha256,
+    }
+    notes: dict[str, list[str]] = {}
+    for item in session.items:
+        for note in item_notes(session.model, item, session.wording):
+            notes.setdefault(note, []).append(item.item_id)
     left_out = {what: why for what, (_, why) in session.left_out.items()}
-    return {**about, "left_out": left_out} if left_out else about
+    return {**about, **({"left_out": left_out} if left_out else {}), **({"notes": notes} if notes else {})}

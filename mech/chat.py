@@ -176,7 +176,7 @@ def require_role(model: Speaker, role: str) -> None:
         {"role": "assistant", "content": "go()"},
         {"role": role, "content": "gone"},
     ]
-    why = "its template leaves them out"
+    why = "its template leaves them out, writes them twice, or words something by what they say"
     try:
         if render(model, turns).places[-1] is not None:
             return

@@ -37,6 +37,9 @@ Areas = tuple[tuple[CharSpan, ...] | None, ...]
 Writer = Callable[[Sequence[Message]], str]
 Form = Callable[[list[Message]], list[Message]]
 
+REFUSALS = (TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+"""What a template raises for messages that it does not take, on purpose or by a mistake of its own."""
+
 PLAIN = "plain transcript (the model has no chat template)"
 SYSTEM_FOLDED = "system text put before the first user turn (the template refuses a system turn)"
 TURNS_MERGED = "consecutive turns of one role merged (the template refuses them)"
@@ -131,12 +134,12 @@ def _through_template(
             )
         )
 
-    refusal: TemplateError | None = None
+    refusal: Exception | None = None
     for form, notes in _forms(messages):
         write = writer(form)
         try:
             return write(messages), write, notes
-        except TemplateError as error:
+        except REFUSALS as error:
             refusal = refusal or error
     roles = ", ".join(message["role"] for message in messages)
     raise InputError(f"The model's chat template refuses the turns {roles}: {refusal}") from refusal
@@ -152,7 +155,7 @@ def _find(write: Writer, messages: Sequence[Message], text: str) -> Areas:
     marked = [{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]
     try:
         whole = write(marked)
-    except TemplateError:
+    except REFUSALS:
         whole = ""
     found: list[list[CharSpan]] = [[] for _ in messages]
     made = ""
@@ -174,7 +177,7 @@ def _find_one(
     marked = [*messages[:at], {**messages[at], "content": mark}, *messages[at + 1 :]]
     try:
         parts = write(marked).split(mark)
-    except TemplateError:
+    except REFUSALS:
         return None
     times, rest = len(parts) - 1, len(text) - sum(map(len, parts))
     if not times:

@@ -65,6 +65,9 @@ def contradictions(record: Mapping[str, Any]) -> Iterator[str]:
     actions, observations = (record.get(name) or [] for name in LISTS[:2])
     if isinstance(actions, list) and isinstance(observations, list) and len(actions) != len(observations):
         yield "'prefix_actions' and 'prefix_observations' must be equally long"
+    step = record.get("step_index")
+    if isinstance(actions, list) and isinstance(step, int) and bool(step) != bool(actions):
+        yield f"'step_index' is {step} and there are {len(actions)} 'prefix_actions': steps precede it, or none do"
     distractors = record.get("distractors")
     named = {"failed_action": record.get("failed_action"), "gold_action": record.get("gold_action")}
     if isinstance(distractors, list):

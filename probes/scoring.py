@@ -118,6 +118,21 @@ def asks(
     return out
 
 
+NOTED = ("pre", "neut", "fail")
+
+
+def item_notes(model: Model, item: Item, wording: Wording) -> tuple[str, ...]:
+    """What is to be said of an item's failed action and transcripts under NOTED, as rows of scores say it; else none.
+
+    Raises:
+        InputError: as `asks`.
+    """
+    found: dict[str, None] = {}
+    for ask in asks(model, item, NOTED, wording, ["failed"]):
+        found.update(dict.fromkeys((*ask.notes, *model.length_notes(len(ask.query.tokens)))))
+    return tuple(found)
+
+
 def _record_notes(
     messages: Sequence[Message], rendering: Rendering, text: str, action: Action
 ) -> tuple[str, ...]:

@@ -28,7 +28,11 @@ ROOT = Path(__file__).resolve().parent.parent
 def _open(
     path: Path, study: str = "probe", clock: Callable[[], str] = lambda: "noon", **config: Any
 ) -> RunFolder:
-    given = {key: config.pop(key) for key in ("sha256", "tokenizer_sha256") if key in config}
+    given = {
+        key: config.pop(key)
+        for key in ("sha256", "tokenizer_sha256", "chat_template_sha256")
+        if key in config
+    }
     provenance = {"model": {"sha256": "aa", **given}}
     return RunFolder.open(path, study, {"seed": 0, **config}, provenance, "backfire probe", clock=clock)
 
@@ -104,6 +108,13 @@ def test_another_tokenizer_in_the_same_folder_is_refused_for_every_study(tmp_pat
     for study in ("probe", "heads"):
         with pytest.raises(InputError, match="another tokenizer"):
             _open(tmp_path, study=study, tokenizer_sha256="bb")
+
+
+def test_another_chat_template_in_the_same_folder_is_refused_for_every_study(tmp_path: Path) -> None:
+    _open(tmp_path, chat_template_sha256="aa").close()
+    for study in ("probe", "heads"):
+        with pytest.raises(InputError, match="another chat template"):
+            _open(tmp_path, study=study, chat_template_sha256="bb")
 
 
 def test_a_resume_is_recorded_with_its_own_provenance(tmp_path: Path) -> None:

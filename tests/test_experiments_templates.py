@@ -85,6 +85,12 @@ def test_studies_of_the_record_take_such_items(study: str, spelling: Shell) -> N
     spelling.ran(study, *more[study])
 
 
+def test_studies_without_score_rows_record_what_their_transcripts_hold(spelling: Shell) -> None:
+    spelling.ran("attribute")
+    notes = spelling.about("attribute")["provenance"]["notes"]
+    assert any("spells" in note and "garden-0" in ids for note, ids in notes.items())
+
+
 def test_observations_may_be_tool_turns_where_the_template_knows_them(shell: Shell) -> None:
     qwen = dataclasses.replace(shell, model=save_form(shell.tmp / "qwen3", QWEN3))
     qwen.ran("probe", "--wording", tool_wording(shell.tmp))

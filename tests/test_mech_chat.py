@@ -110,6 +110,12 @@ def test_template_that_takes_nothing_is_refused(tiny_tokenizer: Any) -> None:
         render(speaker, TURNS)
 
 
+@pytest.mark.parametrize("wrong", ["{{ tools | length }}", "{{ messages[0].role + 1 }}", "{{ 1 // 0 }}"])
+def test_a_template_that_is_wrong_is_refused_in_a_sentence(wrong: str, tiny_tokenizer: Any) -> None:
+    with pytest.raises(InputError, match="chat template refuses the turns"):
+        render(with_template(tiny_tokenizer, wrong), TURNS)
+
+
 def test_template_that_drops_text_is_named(tiny_tokenizer: Any) -> None:
     speaker = with_template(tiny_tokenizer, "{% for m in messages %}{{ m['content'][:9] }}{% endfor %}")
     [note] = render(speaker, TURNS).notes
@@ -341,7 +347,7 @@ def test_the_tool_role_works_where_the_template_knows_it(name: str) -> None:
 
 def test_a_template_that_leaves_a_role_out_does_not_know_it(tiny_tokenizer: Any) -> None:
     silent = "{% for m in messages if m.role != 'tool' %}<turn>{{ m.content }}<end>{% endfor %}"
-    with pytest.raises(InputError, match="'tool' \\(its template leaves them out\\)"):
+    with pytest.raises(InputError, match="'tool' \\(its template leaves them out, "):
         chat.require_role(with_template(tiny_tokenizer, silent), "tool")
     chat.require_role(with_template(tiny_tokenizer, silent), "user")
 

@@ -199,6 +199,10 @@ def broken(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
         (broken(lambda record: record.update(meta=[])), "'meta' must be an object"),
         (broken(lambda record: record.update(failed_action=" ")), "'failed_action' must be a non-empty"),
         (broken(lambda record: record.update(prefix_actions=["a", "b", "c"])), "must be equally long"),
+        (
+            broken(lambda record: record.update(step_index=3, prefix_actions=[], prefix_observations=[])),
+            "'step_index' is 3 and there are 0 'prefix_actions'",
+        ),
     ],
 )
 def test_a_bad_line_is_refused_with_file_and_line(
