@@ -103,8 +103,8 @@ def test_a_missing_out_is_said_before_the_model_is_loaded(
 
 @pytest.mark.parametrize("flag", ["items", "ids", "wording"])
 def test_a_missing_file_is_named(flag: str, done: Shell) -> None:
-    for path in ("nowhere.json", done.tmp):
-        done("probe", f"--{flag}", path).sentence(f"The {flag} file {path} does not exist")
+    for path, what in (("nowhere.json", "does not exist"), (done.tmp, "is no file")):
+        done("probe", f"--{flag}", path).sentence(f"The {flag} file {path} {what}")
 
 
 def test_a_transcript_longer_than_the_learned_positions_is_refused(
