@@ -25,7 +25,7 @@ import pytest
 from envs.errors import InputError
 from envs.sandbox import OUTCOMES, ExecResult, Frame, Limits, Sandbox, cleanup, guard, kernel, peer, seccomp
 from envs.sandbox.syscalls import ARCHITECTURES, numbers
-from tests.hostile_programs import HOSTILE, Hostile
+from tests.hostile_programs import HOLDS, HOSTILE, Hostile
 
 # What a program is held by: all that this kernel offers; without namespaces; by nothing of the kernel's. In a raid
 # also by either filter alone, where the guard has the rest.
@@ -86,7 +86,7 @@ def test_an_exception_in_the_program_names_every_frame_in_it(sandbox: Sandbox) -
         Frame("solution.py", 6, "first", "return inner(text)"),
         Frame("solution.py", 10, "inner", "return json.loads(text)"),
     )
-    early = sandbox.run("x = 1\nx.y\n", ["assert True"])
+    early = sandbox.run("x = 1\nx.y\n", [HOLDS])
     assert outcome(early) == ("runtime_error", "AttributeError", "'int' object has no attribute 'y'")
     assert early.frames == (Frame("solution.py", 2, "<module>", "x.y"),) and early.n_passed == 0
 
@@ -126,7 +126,7 @@ def test_a_syntax_error_has_one_place(sandbox: Sandbox) -> None:
 def test_setup_comes_between_program_and_tests(sandbox: Sandbox) -> None:
     program = "math = None\ndef area(r):\n    return 3 * r * r\n"
     assert sandbox.run(program, ["assert math.isclose(area(1), 3)"], ["import math"]).outcome == "passed"
-    missing = sandbox.run(program, ["assert True"], ["import no_such_module"])
+    missing = sandbox.run(program, [HOLDS], ["import no_such_module"])
     assert outcome(missing) == ("runtime_error", "ModuleNotFoundError", "No module named 'no_such_module'")
     assert missing.n_passed == 0 and missing.frames == ()
 
@@ -695,7 +695,7 @@ def test_a_server_that_is_killed_is_started_again_and_no_row_is_lost() -> None:
         for times, expected in ((1, "passed"), (2, "killed")):
             thread = threading.Thread(target=kill, args=(times,))
             thread.start()
-            result = sandbox.run("import time\ntime.sleep(1.5)\n", ["assert True"])
+            result = sandbox.run("import time\ntime.sleep(1.5)\n", [HOLDS])
             thread.join()
             assert (result.outcome, result.n_tests) == (expected, 1)
         assert len(killed) == 3

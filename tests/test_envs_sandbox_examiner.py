@@ -16,6 +16,7 @@ from envs.sandbox import ExecResult, Frame, Limits, Sandbox
 from envs.sandbox.bootstrap import payload
 from envs.sandbox.examiner import Examiner, Unverifiable
 from envs.sandbox.peer import LONGEST, Garbage, Gone, Peer
+from tests.hostile_programs import HOLDS
 
 
 @pytest.fixture(scope="module")
@@ -318,7 +319,7 @@ def test_a_test_that_needs_the_programs_word_is_unverifiable(
     program: str, test: str, sentence: str, sandbox: Sandbox
 ) -> None:
     for body in (test, f"try:\n    {test}\nexcept BaseException:\n    pass" if "\n" not in test else test):
-        result = sandbox.run(program, [body, "assert True"])
+        result = sandbox.run(program, [body, HOLDS])
         assert result.outcome == "unverifiable" and sentence in result.message, result
         assert (result.n_passed, result.frames) == (0, ())
 
@@ -462,7 +463,7 @@ class Bare:
 def test_nothing_passes_or_fails_by_what_the_examiner_does_not_see(
     program: str, test: str, outcome: str, sandbox: Sandbox
 ) -> None:
-    result = sandbox.run(program, [test, "assert True"])
+    result = sandbox.run(program, [test, HOLDS])
     assert result.outcome == outcome, result
     assert result.n_passed == (2 if outcome == "passed" else 0)
 
@@ -580,7 +581,7 @@ while True:
 @pytest.mark.parametrize("odd", ["RAISED", "NO_NAME"])
 def test_a_program_that_answers_amiss_gets_an_outcome(when: str, odd: str, sandbox: Sandbox) -> None:
     program = SPEAKING.replace("ODD if", f"{odd} if").replace("WHEN", when)
-    assert sandbox.run(program, ["assert True"], ["import math"]).outcome == "exited"
+    assert sandbox.run(program, [HOLDS], ["import math"]).outcome == "exited"
 
 
 # What arrives from the program's end is read strictly
