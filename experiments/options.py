@@ -192,10 +192,26 @@ CONDITIONS = Option(
     "conditions", str, "core", "core (pre, fail, succ, neut, abstract) or a list such as pre,neut"
 )
 DELTA = Option("delta", positive_number, 0.5, "nats within which a change counts as none (equivalence)")
+CLUSTER = Option(
+    "cluster",
+    str,
+    "task",
+    "what the intervals and tests resample: items of one task, of one template, or of one system prompt",
+    ("task", "template", "system"),
+    presentation=True,
+)
+METRIC = Option(
+    "metric",
+    str,
+    "logprob",
+    "what is shown and searched by: log p(a×), its margin over the reference call, or its diverging tokens alone",
+    ("logprob", "margin", "diverging"),
+    presentation=True,
+)
 ENGINE = Option(
     "engine", str, "packed", "reference: one hooked full forward a question", ("packed", "reference")
 )
 
 ON_MODEL: Sequence[Option] = (MODEL, PRE, DTYPE, DEVICE, ALLOW_SPECIAL)
-ON_ITEMS: Sequence[Option] = (ENV, PROBLEMS, ITEMS, IDS, LIMIT, WORDING, SEED)
+ON_ITEMS: Sequence[Option] = (ENV, PROBLEMS, ITEMS, IDS, LIMIT, WORDING, SEED, CLUSTER)
 RUNNING: Sequence[Option] = (ENGINE, OUT, CACHE, QUIET)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from pydantic import ConfigDict, TypeAdapter
 
@@ -39,6 +41,7 @@ class Session:
     """A study's inputs; `rng_for` gives the numpy stream of a name under the base seed.
 
     `left_out`: condition or measure → how many items are left out of it, and why (`experiments.left_out`).
+    `cluster`: what intervals and tests resample (task, template or system prompt); tables are derived by it, rows not.
     """
 
     engine: Engine
@@ -46,6 +49,24 @@ class Session:
     wording: Wording
     rng_for: Callable[[str], np.random.Generator]
     left_out: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    cluster: str = "task"
+
+    def clustered(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Rows of items with the label of their cluster in `task_id`, by which every table of `probes` resamples.
+
+        Raises:
+            InputError: a row is of an item that is not among this session's, whose cluster is therefore not known.
+        """
+        if self.cluster == "task" or rows.empty:
+            return rows
+        labels = {item.item_id: cluster_label(item, self.cluster) for item in self.items}
+        unknown = sorted(set(rows["item_id"]) - set(labels))
+        if unknown:
+            raise InputError(
+                f"The folder holds rows of {len(unknown)} items that are not among those named now ({unknown[0]}): "
+                f"their {self.cluster} is not known. Name the same items, or leave out --cluster."
+            )
+        return rows.assign(task_id=rows["item_id"].map(labels))
 
     def streams(self, prefix: str) -> RngFactory:
         """As `rng_for`, every name behind this prefix: tables of one kind do not share draws by accident."""
@@ -55,6 +76,15 @@ class Session:
     def model(self) -> Model:
         """The model inside the engine."""
         return self.engine.model
+
+
+def cluster_label(item: Item, level: str) -> str:
+    """The cluster of an item at a level: its task, its template, or (a hash of) its system prompt."""
+    if level == "task":
+        return item.task_id
+    if level == "template":
+        return f"{item.env}/{item.template}"
+    return hashlib.sha256(item.system_prompt.encode()).hexdigest()[:16]
 
 
 _IDS = TypeAdapter(list[str], config=ConfigDict(strict=True))
@@ -138,7 +168,8 @@ def open_session(args: argparse.Namespace, one_env: bool = False) -> Session:
             f"These tables are of one environment, not of {' and '.join(envs)}: choose --env, or an item file of one."
         )
     wording = read_wording(args)
-    return Session(open_engine(args, wording), items, wording, lambda name: stream(args.seed, name))
+    engine = open_engine(args, wording)
+    return Session(engine, items, wording, lambda name: stream(args.seed, name), cluster=args.cluster)
 
 
 def read_wording(args: argparse.Namespace) -> Wording:
