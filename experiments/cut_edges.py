@@ -1,76 +1,94 @@
 """`backfire cut`: attention from the candidate positions to the failed call in the record is cut before the softmax.
 
 The most direct test of "the string being there": the call stays in the transcript, and some heads cannot see it from
-where it would be repeated. All heads, the best k by score, as many random heads of the same layers; and for each,
-as many tokens elsewhere. cuts.jsonl → knockout.csv (share of Δcopy removed).
+where it would be repeated. All heads, the best k by score, as many random heads of the same layers (and other kinds of
+controls); and for each, as many tokens elsewhere. The failed call and the reference are scored under every cut, so that
+every metric has its own share of L(to) − L(from). Where FROM has a record too, it is TO's that is cut. One folder holds
+several pairs of conditions. cuts.jsonl → knockout.csv.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
-from experiments.ablating import BY
-from experiments.head_choice import displaced, ranked_sets
-from experiments.left_out import write_left_out
-from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive, whole_numbers
-from experiments.pairs import require_conditions
+from experiments.ablating import BY, REFERENCE
+from experiments.joint_controls import CONTROL_K, DIRECTION, K, control_kinds, joint_sets
+from experiments.left_out import noted, of_candidates, write_left_out
+from experiments.options import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive
+from experiments.pairs import DEFAULT, FROM, TO, for_pair, pair_of, require_conditions
 from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.session import Session, about_items, open_run, open_session
 from experiments.tables import frame_text, meter_text
+from mech.errors import InputError
 from mech.heads import HeadSet
 from mech.interventions import NOTHING, Intervention, cut_edges
 from mech.patching import all_heads
 from mech.queries import Query
-from probes.dose import share_removed
+from probes.contrast import FORMS, contrast_of
+from probes.dose import against_controls, share_removed
+from probes.families import corrected, family_lines
 from probes.items import Item
 from probes.record import SOURCES, edge_sources
 from probes.scoring import asks, system_length
 from probes.stats import RngFactory
+from probes.terms import lengths_of, metrics_of, terms_of
 
-K = Option("k", whole_numbers, (4, 8, 16, 32), "sizes of the selected sets, best first by --by")
-CONTROLS = Option("controls", positive, 5, "random layer-matched control sets for each size")
-TO = Option("to", str, "neut", "condition with the record; its difference to pre is what is explained")
-WITHOUT = "pre"
+CONTROLS = Option("controls", positive, 5, "control sets of each drawn kind for each size")
+CONTROL_KINDS = Option(
+    "control-kinds", str, "random", "list of kinds of controls, as `backfire joint` has them, less direction"
+)
 
 
 def run(args: argparse.Namespace) -> Report:
     """Cut for every item, set of heads and kind of source, then derive the table."""
-    session = require_conditions(open_session(args, one_env=True), (WITHOUT, args.to))
-    everyone = {"all": ("selected", all_heads(session.model))}
-    sets = {**everyone, **ranked_sets(session.model, args, session.rng_for)}
-    about = {
-        **about_items(session),
-        "sets": {name: str(heads) for name, (_, heads) in sets.items() if name != "all"},
-        "displaced": displaced(sets),
-    }
+    if DIRECTION in control_kinds(args.control_kinds, args.controls):
+        raise InputError("A cut moves no z, so that nothing can be moved in a random direction: leave direction out.")
+    pair = pair_of(args)
+    everything = open_session(args, one_env=True)
+    session = require_conditions(everything, pair)
+    session = noted(session, of_candidates(session.items))
+    ranked, about_sets = joint_sets(everything, args)
+    sets = {"all": ("selected", all_heads(session.model)), **ranked}
+    about = {**about_items(session), **about_sets}
     derived = {"set_sha256": {name: heads.sha256 for name, (_, heads) in sets.items()}}
-    with open_run(STUDY, args, session.model, about, derived) as folder:
+    with open_run(for_pair(STUDY, pair), args, session.model, about, derived) as folder:
         for item in progress(session.items, len(session.items), "cut", args.quiet):
             done = folder.done_ids("cuts")
-            if f"{item.item_id}|none" not in done:  # the last of its rows
-                rows = cut_item(session, item, args.to, sets)
+            if row_id(item, pair, "none") not in done:  # the last of its rows
+                rows = cut_item(session, item, pair, sets)
                 folder.append_all("cuts", [row for row in rows if row["id"] not in done])
-        table = knockout(folder, session)
-        notes = write_left_out(folder, session)
+        table = knockout(folder, everything)
+        notes = [*write_left_out(folder, session), *family_lines(table, "knockout")]
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
-    shown = table[(table["kind"] == "selected") | (table["sources"] == "record")]
-    text = frame_text(shown[["sources", "set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats", "n"]])
-    return Report("\n".join([text, *notes, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
+    own = table[(table["from"] == pair[0]) & (table["to"] == pair[1]) & (table["metric"] == args.metric)]
+    shown = own[(own["kind"] == "selected") | (own["sources"] == "record")]
+    columns = ["sources", "set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats", "p", "p_holm", "n"]
+    text = [f"{pair[0]} → {pair[1]}, {args.metric}", frame_text(shown[columns]), *notes]
+    return Report("\n".join([*text, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
+
+
+def row_id(item: Item, pair: tuple[str, str], *parts: str) -> str:
+    """The id of a row; the pair is named where it is not pre → neut."""
+    named = () if pair == DEFAULT else (f"{pair[0]}>{pair[1]}",)
+    return "|".join((item.item_id, *named, *parts))
 
 
 def cut_item(
-    session: Session, item: Item, condition: str, sets: dict[str, tuple[str, HeadSet]]
+    session: Session, item: Item, pair: tuple[str, str], sets: Mapping[str, tuple[str, HeadSet]]
 ) -> list[dict[str, Any]]:
-    """One row a set of heads and kind of source: log p(a×) (nats) under the cut; the last row is the uncut run.
+    """One row a set of heads and kind of source: `terms` (nats, `probes.terms`) under the cut, `before` under FROM.
 
-    A cut acts at the candidate positions alone, so the whole prompt before them is one trunk for all of them.
+    `logprob` and `before` are of the failed call alone. The last row is the uncut run. A cut acts at the candidate
+    positions alone, so the whole prompt before them is one trunk for all of them.
     """
-    sources = edge_sources(session.engine, item, condition, session.wording)
+    low, high = pair
+    sources = edge_sources(session.engine, item, high, session.wording)
     changes: dict[tuple[str, str], Intervention] = {
         (kind, name): cut_edges(heads, sources[kind])
         for kind in SOURCES
@@ -78,53 +96,90 @@ def cut_item(
         for name, (_, heads) in sets.items()
     }
     changes["none", "none"] = NOTHING
-    [after], [before] = (
-        asks(session.model, item, [c], session.wording, ["failed"]) for c in (condition, WITHOUT)
-    )
-    prompt, action = after.query.prompt, after.query.action
-    queries = [Query(prompt, action, change) for change in changes.values()]
-    scores = session.engine.score(queries, len(prompt) - 1)
-    [start] = session.engine.score([before.query], system_length(session.model, item))
+    contrast = contrast_of(session.model, item, session.wording)
+    found: list[dict[str, float]] = [{} for _ in changes]
+    start: dict[str, float] = {}
+    tokens = {}
+    for candidate in contrast.candidates:
+        [after], [before] = (
+            asks(session.model, item, [condition], session.wording, [candidate]) for condition in (high, low)
+        )
+        prompt, action = after.query.prompt, after.query.action
+        tokens[candidate] = len(action)
+        queries = [Query(prompt, action, change) for change in changes.values()]
+        scores = session.engine.score(queries, len(prompt) - 1)
+        for terms, score in zip(found, scores, strict=True):
+            terms.update(terms_of(contrast, candidate, score))
+        [score] = session.engine.score([before.query], system_length(session.model, item))
+        start.update(terms_of(contrast, candidate, score))
     rows = []
-    for (kind, name), score in zip(changes, scores, strict=True):
+    for (kind, name), terms in zip(changes, found, strict=True):
         role, heads = sets.get(name, ("none", ()))
-        about = {
-            "sources": kind,
-            "set": name,
-            "kind": role,
-            "k": len(heads),
-            "n_cut": len(sources.get(kind, ())),
-        }
-        row_id = f"{item.item_id}|{kind}|{name}" if kind != "none" else f"{item.item_id}|none"
-        keys = {"id": row_id, "item_id": item.item_id, "task_id": item.task_id}
-        rows.append({**keys, **about, "before": start.total, "logprob": score.total})
+        parts = (kind, name) if kind != "none" else ("none",)
+        rows.append(
+            {
+                **{"id": row_id(item, pair, *parts), "item_id": item.item_id, "task_id": item.task_id},
+                **{"from": low, "to": high, "sources": kind, "set": name, "kind": role, "k": len(heads)},
+                **{"n_cut": len(sources.get(kind, ())), "before": start["failed"], "logprob": terms["failed"]},
+                **{"references": contrast.references_are, "n_tokens": lengths_of(contrast, tokens)},
+                **{"terms": terms, "before_terms": start},
+            }
+        )
     return rows
 
 
 def knockout(folder: RunFolder, session: Session) -> pd.DataFrame:
-    """knockout.csv: the share of L(to) − L(pre) that each cut removes, by kind of source."""
-    rows = folder.rows("cuts")
-    rows = rows.assign(measure="copy", value=rows["logprob"] - rows["before"])
+    """knockout.csv: the share of L(to) − L(from) that each cut removes, by pair, metric and kind of source.
+
+    p: of a selected set among the random sets of its size, as `probes.dose.against_controls`.
+    """
+    rows = session.clustered(folder.rows("cuts"))
     tables = []
-    for kind in [one for one in SOURCES if one in set(rows["sources"])]:
-        of_kind = rows[rows["sources"] == kind]
-        uncut = rows[(rows["kind"] == "none") & rows["item_id"].isin(of_kind["item_id"])]
-        both = pd.concat([uncut, of_kind], ignore_index=True)
-        tables.append(share_removed(both, _streams(session, kind)).assign(sources=kind))
+    for pair, of_pair in rows.groupby(["from", "to"], sort=False):
+        for metric, part in by_metric(of_pair).items():
+            for kind in [one for one in SOURCES if one in set(part["sources"])]:
+                of_kind = part[part["sources"] == kind]
+                uncut = part[(part["kind"] == "none") & part["item_id"].isin(of_kind["item_id"])]
+                both = pd.concat([uncut, of_kind], ignore_index=True)
+                table = share_removed(both, _streams(session, pair, kind))
+                beside = against_controls(table)
+                p = beside[beside["control"] == "random"].set_index("set")["p"]
+                named = table.assign(p=table["set"].map(p))
+                tables.append(named.assign(**{"from": pair[0], "to": pair[1], "metric": metric, "sources": kind}))
     table = pd.concat(tables, ignore_index=True)
-    table = table[["sources", *[name for name in table.columns if name != "sources"]]]
+    first = ["from", "to", "metric", "sources"]
+    table = corrected(table[[*first, *[name for name in table.columns if name not in first]]], "knockout")
     folder.write_table("knockout", table)
     return table
 
 
-def _streams(session: Session, kind: str) -> RngFactory:
-    return lambda name: session.rng_for(f"knockout/{kind}/{name}")
+def by_metric(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Metric → the rows of the items that have it, with `value`: the metric under the cut minus that under FROM."""
+    found = [
+        metrics_of({term: value - start[term] for term, value in terms.items()}, lengths)
+        for terms, start, lengths in zip(rows["terms"], rows["before_terms"], rows["n_tokens"], strict=True)
+    ]
+    tables = {}
+    for metric in FORMS:
+        has = [metric in values for values in found]
+        if any(has):
+            values = [values[metric] for values in found if metric in values]
+            tables[metric] = rows[has].assign(measure="copy", value=values)
+    return tables
+
+
+def _streams(session: Session, pair: tuple[str, str], kind: str) -> RngFactory:
+    named = kind if pair == DEFAULT else f"{pair[0]}>{pair[1]}/{kind}"
+    return lambda name: session.rng_for(f"knockout/{named}/{name}")
 
 
 STUDY = Study(
     "cut",
     "cut attention from where the call would be repeated to the failed call in the record",
     "backfire cut --limit 8 --k 8,16 --controls 3 --out runs/first",
-    (*ON_MODEL, *ON_ITEMS, TO, BY, K, CONTROLS, *RUNNING),
+    (
+        *(*ON_MODEL, *ON_ITEMS, FROM, TO, METRIC, BY, K, CONTROLS, CONTROL_K, CONTROL_KINDS, REFERENCE),
+        *RUNNING,
+    ),
     run,
 )

@@ -1,248 +1,215 @@
-"""`backfire joint`: what the best k heads carry of Δcopy together, by six methods, each beside random heads.
+"""`backfire joint`: what the best k heads carry of Δcopy (or of any difference of two conditions), by eight methods.
 
-noise, denoise (z from the other run), mean, resample, zero (z replaced in both runs), knockout (attention to the call
-in the record cut), all at the candidate positions; see `probes.carried` for what each effect is. Head sets are frozen
-by their score on repeated random tokens. joint_sets.jsonl → carried.csv, carried_offtarget.csv.
+noise, denoise (z from the other run), mean, mean-role, resample, zero, optimal (z replaced in both runs), knockout
+(attention to the call in TO's record cut), all at the candidate positions; see `probes.carried` for what each effect
+is. The failed call and the reference are scored under every set and control, so that every metric has its own share.
+Head sets are frozen by their score on repeated random tokens.
+
+With --from pre --to neut the difference is Δcopy; with --from neut_other --to neut the part of it that belongs to the
+failed call's own text, two records of near equal length. Where FROM has a record too, knockout cuts TO's alone. One
+folder holds several pairs; each has an entry of its own in run.json. joint_sets.jsonl → carried.csv,
+carried_offtarget.csv.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from experiments.ablating import BY, REFERENCE, Replacement, replacement
-from experiments.head_choice import displaced, ranked_sets
+from experiments.ablating import BY, DRAWS, REFERENCE, reference_set, replacement
+from experiments.joint_controls import CONTROL_K, CONTROL_KINDS, CONTROLS, K, joint_sets
+from experiments.joint_item import Sets, decision, item_rows
 from experiments.left_out import noted, of_candidates, write_left_out
 from experiments.options import (
     DELTA,
+    METRIC,
     ON_ITEMS,
     ON_MODEL,
     RUNNING,
     Option,
     Report,
     Study,
+    not_negative,
     positive,
-    whole_numbers,
 )
+from experiments.pairs import FROM, TO, for_pair, pair_of, require_conditions, row_id
 from experiments.progress import progress
-from experiments.records import RunFolder
+from experiments.records import RunFolder, config_hash
 from experiments.session import Session, about_items, open_run, open_session
 from experiments.tables import frame_text, meter_text
-from mech.changes import score_changes, stacked
-from mech.engine import Run
-from mech.heads import HeadSet
-from mech.interventions import Intervention, cut_edges, replace_heads, scale_heads
-from probes.carried import METHODS, carried, off_target
-from probes.items import Item
-from probes.record import edge_sources
-from probes.scoring import decision_run
+from mech.errors import InputError
+from probes.carried import ABLATIONS, METHODS, carried, off_target
+from probes.families import corrected, family_lines
+from probes.joint_effects import long_joint
+from probes.record import recorded_call
 
-K = Option("k", whole_numbers, (4, 8, 16, 32), "sizes of the selected sets, best first by --by")
-CONTROLS = Option("controls", positive, 20, "random layer-matched control sets for each size")
+
+DONORS = {"mean", "mean-role", "resample", "optimal"}
+"""Methods whose values come from other items."""
+METHODS_OPTION = Option("methods", str, "all", f"all, or a list out of {', '.join(METHODS)}")
 ABLATION_CONTROLS = Option(
     "ablation-controls",
-    positive,
+    not_negative,
     20,
-    "of these, how many for mean, resample and zero, which cost twice as much",
+    "of the controls of each kind, how many for mean, mean-role, resample and zero, which cost twice as much",
 )
-ABLATIONS = ("mean", "resample", "zero")
-BEFORE, AFTER, MARKED = "pre", "neut", "fail"
-# The condition in which a method's change of the reference action is read: the one that it acts in.
-REFERENCE_IN = {"noise": AFTER, "knockout": AFTER}
-
-Sets = Mapping[str, tuple[str, HeadSet]]
-"""Label → (kind, heads)."""
-Change = Callable[[HeadSet, str, str], Intervention]
-"""(heads, action, condition) → what is done to these heads there."""
-
-
-@dataclass(frozen=True)
-class Runs:
-    """One item's clean runs, by (action, condition), and the tokens of the call in its record."""
-
-    clean: Mapping[tuple[str, str], Run]
-    record: tuple[int, ...]
+OPTIMAL_CONTROLS = Option(
+    "optimal-controls",
+    not_negative,
+    5,
+    "random controls for optimal ablation, each with constants of its own",
+)
+CONTROL_DRAWS = Option("control-draws", positive, 1, "resample: draws of donors for a control")
 
 
 def run(args: argparse.Namespace) -> Report:
     """Measure every item by every method under every set, then derive the tables."""
-    session = open_session(args)
+    pair, methods = pair_of(args), methods_of(args.methods)
+    everything = open_session(args)
+    session = require_conditions(everything, pair)
     session = noted(session, of_candidates(session.items))
-    sets = ranked_sets(session.model, args, session.rng_for)
+    if "knockout" in methods:
+        require_record(session, pair)
+    sets, about_sets = joint_sets(everything, args)
+    reference = reference_set(everything, args) if DONORS & {*methods} else None
+    scaled = argparse.Namespace(**{**vars(args), "alpha": 0.0})
     puts = {
-        how: replacement(session, argparse.Namespace(**{**vars(args), "how": how, "alpha": 0.0}))
-        for how in ABLATIONS
+        how: replacement(everything, scaled, how=how, reference=reference)
+        for how in methods
+        if how in ABLATIONS
     }
     about = {
         **about_items(session),
-        "sets": {label: str(heads) for label, (_, heads) in sets.items()},
-        "displaced": displaced(sets),
+        **about_sets,
         "replacements": {how: dict(put.about) for how, put in puts.items()},
     }
     derived = {
         "set_sha256": {label: heads.sha256 for label, (_, heads) in sets.items()},
         "replacement_sha256": {how: put.sha256 for how, put in puts.items()},
     }
-    with open_run(STUDY, args, session.model, about, derived) as folder:
+    settings = {**STUDY.settings(args), **derived}
+    same = config_hash({key: value for key, value in settings.items() if key not in ("from", "to")})
+    with open_run(for_pair(STUDY, pair), args, session.model, about, derived) as folder:
+        known = measured(folder, same)
         for item in progress(session.items, len(session.items), "joint", args.quiet):
             done = folder.done_ids("joint_sets")
-            todo = [method for method in METHODS if f"{item.item_id}|{method}" not in done]
+            todo = [method for method in methods if row_id(item, pair, method) not in done]
             if todo:
-                of_method = {method: kept(sets, method, args.ablation_controls) for method in todo}
-                folder.append_all("joint_sets", joint_item(session, item, of_method, puts))
-        table, off = write_tables(folder, session, sets, args.delta)
+                sets_of = {method: kept(sets, method, args) for method in todo}
+                at = decision(session, item, pair, todo)
+                found = item_rows(at, sets_of, puts, draws_of(args), same, known.get(item.item_id, {}))
+                folder.append_all("joint_sets", found)
+        table, off = write_tables(folder, everything, args.delta)
         notes = write_left_out(folder, session)
         meter = session.engine.meter
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
-    shown = ["env", "method", "k", "share", "ci_lo", "ci_hi", "control_mean", "control_lo", "control_hi", "p"]
-    changes = off.pivot_table(index=["env", "method", "k"], columns="quantity", values="change").reset_index()
-    text = [frame_text(table[shown]), "", frame_text(changes)]
-    return Report("\n".join([*text, *notes, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
+        fitted = {"fitted": puts["optimal"].fitted()} if "optimal" in puts else {}
+        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, **fitted})
+    notes += family_lines(table, "carried")
+    text = [told(table, off, pair, args.metric), *notes, meter_text(meter.ran, meter.saved)]
+    return Report("\n".join([*text, f"written to {args.out}"]))
 
 
-def kept(sets: Sets, method: str, ablation_controls: int) -> Sets:
-    """The sets that a method is asked of: an ablation of no more controls of a size than are allowed it."""
-    if method not in ABLATIONS:
-        return sets
-    return {
-        label: one
-        for label, one in sets.items()
-        if one[0] == "selected" or int(label.rpartition("/random")[2]) < ablation_controls
-    }
+def methods_of(text: str) -> tuple[str, ...]:
+    """`noise,mean` as methods, in the order of METHODS.
+
+    Raises:
+        InputError: one is unknown.
+    """
+    given = METHODS if text == "all" else text.split(",")
+    unknown = [one for one in given if one not in METHODS]
+    if unknown:
+        raise InputError(f"--methods: '{unknown[0]}' is none of {', '.join(METHODS)}.")
+    return tuple(one for one in METHODS if one in given)
 
 
-def joint_item(
-    session: Session, item: Item, sets_of: Mapping[str, Sets], puts: Mapping[str, Replacement]
-) -> list[dict[str, Any]]:
-    """One row a method: log p (nats) of the failed call, and of the reference action, clean and under its sets."""
-    runs = clean_runs(session, item)
-    changes = changes_of(session, runs, puts)
-    rows = []
-    for method, sets in sets_of.items():
-        selected = {label: heads for label, (kind, heads) in sets.items() if kind == "selected"}
-        every = {label: heads for label, (_, heads) in sets.items()}
-        own = REFERENCE_IN.get(method, BEFORE)
-        # Controls only where the effect is read; what a set does off target is asked of the selected ones.
-        asked = {("failed", one): every for one in acts_in(method)}
-        if method != "denoise":
-            asked["failed", MARKED] = selected
-            asked.setdefault(("failed", AFTER), selected)
-        if item.gold_action is not None:
-            asked["gold", own] = selected
-        under = {
-            f"{action}|{condition}": _scores(session, runs, changes[method], heads, action, condition)
-            for (action, condition), heads in asked.items()
-        }
-        whole = {f"{action}|{condition}": one.score.total for (action, condition), one in runs.clean.items()}
-        keys = {"item_id": item.item_id, "task_id": item.task_id, "env": item.env, "method": method}
-        rows.append({"id": f"{item.item_id}|{method}", **keys, "whole": whole, "under": under})
-    return rows
+def require_record(session: Session, pair: tuple[str, str]) -> None:
+    """Raise InputError where TO does not record the failed call, which knockout hides."""
+    try:
+        recorded_call(session.model, session.items[0], pair[1], session.wording)
+    except InputError as reason:
+        rest = ",".join(one for one in METHODS if one != "knockout")
+        raise InputError(
+            f"{reason} Knockout hides that record: leave it out, with --methods {rest}."
+        ) from None
 
 
-def acts_in(method: str) -> tuple[str, ...]:
-    """The conditions whose log-probabilities a method's effect is made of."""
-    return {"noise": (AFTER,), "denoise": (BEFORE,), "knockout": (AFTER,)}.get(method, (BEFORE, AFTER))
+def kept(sets: Sets, method: str, args: argparse.Namespace) -> Sets:
+    """The sets that a method is asked of: an ablation of fewer controls, knockout of no direction (nothing moves)."""
+
+    def wanted(label: str, kind: str) -> bool:
+        if kind == "selected":
+            return True
+        number = label[len(label.rstrip("0123456789")) :]
+        if method == "knockout":
+            return kind != "direction"
+        if method == "optimal":
+            return kind == "random" and int(number) < args.optimal_controls
+        return method not in ABLATIONS or not number or int(number) < args.ablation_controls
+
+    return {label: one for label, one in sets.items() if wanted(label, one[0])}
 
 
-def clean_runs(session: Session, item: Item) -> Runs:
-    """The item's runs: the failed call under pre, neut and fail, the reference action (if any) under pre and neut."""
-    asked = [("failed", BEFORE), ("failed", AFTER), ("failed", MARKED), ("gold", BEFORE), ("gold", AFTER)]
-    clean = {
-        (action, condition): decision_run(session.engine, item, condition, session.wording, candidate=action)
-        for action, condition in asked
-        if action in item.candidates()
-    }
-    return Runs(clean, edge_sources(session.engine, item, AFTER, session.wording)["record"])
+def draws_of(args: argparse.Namespace) -> Callable[[str, str], int]:
+    """(method, kind of set) → how many draws it takes."""
+
+    def count(method: str, kind: str) -> int:
+        if method != "resample":
+            return 1
+        return int(args.draws if kind == "selected" else args.control_draws)
+
+    return count
 
 
-def changes_of(session: Session, runs: Runs, puts: Mapping[str, Replacement]) -> dict[str, Change]:
-    """Method → what it does to a set of heads; the donor of a patch is the other run of the same action."""
-    z = {key: stacked(run, session.model, "attn.hook_z") for key, run in runs.clean.items()}
-
-    def donor(condition: str) -> Change:
-        return lambda heads, action, _: replace_heads(heads, z[action, condition], "candidate")
-
-    def put(how: str) -> Change:
-        value = puts[how].z
-        if value is None:
-            return lambda heads, action, condition: scale_heads(heads, 0.0, "candidate")
-        return lambda heads, action, condition: replace_heads(heads, value, "candidate")
-
-    return {
-        "noise": donor(BEFORE),
-        "denoise": donor(AFTER),
-        **{how: put(how) for how in puts},
-        "knockout": lambda heads, action, condition: cut_edges(heads, runs.record),
-    }
-
-
-def _scores(
-    session: Session, runs: Runs, change: Change, sets: Mapping[str, HeadSet], action: str, condition: str
-) -> dict[str, float]:
-    run = runs.clean[action, condition]
-    scores = score_changes(session.engine, run, [change(heads, action, condition) for heads in sets.values()])
-    return {label: score.total for label, score in zip(sets, scores, strict=True)}
-
-
-def long_joint(rows: pd.DataFrame, sets: Sets) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The kept rows as `probes.carried` reads them: effects of every set, and what selected sets do off target."""
-    effects, off = [], []
+def measured(folder: RunFolder, settings: str) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """Item → method → a row of another pair under the same settings, whose ablations need not be run again."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    rows = folder.rows("joint_sets") if folder.done_ids("joint_sets") else pd.DataFrame()
     for row in rows.to_dict("records"):
-        whole, under = row["whole"], row["under"]
-        delta = whole["failed|neut"] - whole["failed|pre"]
-        keys = [row["env"], row["item_id"], row["task_id"], row["method"]]
-        own = f"gold|{REFERENCE_IN.get(row['method'], BEFORE)}"
-        for label in under["failed|pre" if row["method"] == "denoise" else "failed|neut"]:
-            kind, heads = sets[label]
-            effects.append(
-                [*keys, label, kind, len(heads), effect(row["method"], whole, under, label), delta]
-            )
-            if kind != "selected":
-                continue
-            if own in under:
-                off.append([*keys, label, len(heads), "reference", whole[own], under[own][label]])
-            if "failed|fail" in under:
-                change = under["failed|fail"][label] - under["failed|neut"][label]
-                sem = whole["failed|fail"] - whole["failed|neut"]
-                off.append([*keys, label, len(heads), "sem", sem, change])
-    base = ["env", "item_id", "task_id", "method", "set"]
-    return (
-        pd.DataFrame(effects, columns=[*base, "kind", "k", "effect_nats", "delta"]),
-        pd.DataFrame(off, columns=[*base, "k", "quantity", "whole", "under"]),
-    )
+        if row["settings_sha256"] == settings:
+            found.setdefault(row["item_id"], {})[row["method"]] = row
+    return found
 
 
-def effect(
-    method: str, whole: Mapping[str, float], under: Mapping[str, Mapping[str, float]], label: str
-) -> float:
-    """The effect (nats) of one set by one method, as `probes.carried` defines it."""
-    if method == "denoise":
-        return under["failed|pre"][label] - whole["failed|pre"]
-    lost = whole["failed|neut"] - under["failed|neut"][label]
-    if acts_in(method) == (AFTER,):
-        return lost
-    return lost - (whole["failed|pre"] - under["failed|pre"][label])
-
-
-def write_tables(
-    folder: RunFolder, session: Session, sets: Sets, delta: float
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """carried.csv and carried_offtarget.csv."""
-    effects, off = long_joint(folder.rows("joint_sets"), sets)
-    tables = carried(effects, session.rng_for), off_target(off, delta, session.rng_for)
+def write_tables(folder: RunFolder, session: Session, delta: float) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """carried.csv and carried_offtarget.csv, of all pairs that the folder holds."""
+    effects, off = long_joint(session.clustered(folder.rows("joint_sets")))
+    shares = corrected(carried(effects, session.rng_for), "carried")
+    tables = with_excess_holm(shares), off_target(off, delta, session.rng_for)
     for name, table in zip(("carried", "carried_offtarget"), tables, strict=True):
         folder.write_table(name, table)
     return tables
 
 
+def with_excess_holm(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with `excess_p_holm` behind `excess_p`: the same families, of the tests over clusters."""
+    adjusted = corrected(table.drop(columns=["p_holm", "family_size"]), "carried", "excess_p")["p_holm"]
+    found = table.copy()
+    found.insert(found.columns.get_loc("excess_p") + 1, "excess_p_holm", adjusted)
+    return found
+
+
+def told(table: pd.DataFrame, off: pd.DataFrame, pair: tuple[str, str], metric: str) -> str:
+    """The pair's shares in the metric that is asked for, and off-target changes, for reading."""
+    own = table[(table["from"] == pair[0]) & (table["to"] == pair[1]) & (table["metric"] == metric)]
+    shown = ["env", "method", "k", "share", "ci_lo", "ci_hi", "controls", "n_controls", "control_mean"]
+    shown += ["control_lo", "control_hi", "p", "p_holm", "excess", "excess_p", "excess_p_holm", "draw_sd"]
+    changes = off[(off["from"] == pair[0]) & (off["to"] == pair[1])]
+    wide = changes.pivot_table(
+        index=["env", "method", "k"], columns="quantity", values="change"
+    ).reset_index()
+    return "\n".join([f"{pair[0]} → {pair[1]}, {metric}", frame_text(own[shown]), "", frame_text(wide)])
+
+
 STUDY = Study(
     "joint",
-    "what the best heads carry of Δcopy together, by six methods, each beside random heads of its layers",
+    "what the best heads carry of Δcopy together, by eight methods, each beside seven kinds of controls",
     "backfire joint --k 4,8,16,32 --controls 20 --limit 12 --out runs/first",
-    (*ON_MODEL, *ON_ITEMS, BY, K, CONTROLS, ABLATION_CONTROLS, REFERENCE, DELTA, *RUNNING),
+    (
+        *(*ON_MODEL, *ON_ITEMS, FROM, TO, METHODS_OPTION, METRIC, BY, K, CONTROLS, CONTROL_K, CONTROL_KINDS),
+        *(ABLATION_CONTROLS, OPTIMAL_CONTROLS, DRAWS, CONTROL_DRAWS, REFERENCE, DELTA, *RUNNING),
+    ),
     run,
 )

@@ -62,16 +62,18 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         **{"k": _Count, "before": _LogProb, "logprob": _LogProb},
     },
     "cuts": {
-        **{**_ITEM, "sources": _Name, "set": _Name, "kind": _Name},
+        **{**_ITEM, **_PAIR, "sources": _Name, "set": _Name, "kind": _Name},
         **{"k": _Count, "before": _LogProb, "logprob": _LogProb},
+        **{"n_tokens": dict[str, _Tokens], "terms": dict[str, _LogProb], "before_terms": dict[str, _LogProb]},
     },
     "ablations": {
         **{**_ITEM, "set": _Name, "kind": _Name, "k": _Count, "values": dict[str, float]},
         "losses": NotRequired[dict[str, list[float]]],
     },
     "joint_sets": {
-        **{**_ITEM, "env": _Name, "method": _Name},
-        **{"whole": dict[str, _LogProb], "under": dict[str, dict[str, _LogProb]]},
+        **{**_ITEM, **_PAIR, "env": _Name, "method": _Name, "settings_sha256": _Name},
+        **{"n_tokens": dict[str, _Tokens], "whole": dict[str, _LogProb]},
+        **{"under": dict[str, dict[str, _LogProb]], "draws": dict[str, dict[str, list[_LogProb]]]},
     },
     "placebos": {**_ITEM, "part": _Name, "values": dict[str, float]},
     "transcripts": {**_ITEM, "condition": _Name, "heads": dict[str, list[float]]},

@@ -75,17 +75,23 @@ COMPARE = (
     *("paper", "paper_lo", "paper_hi", "paper_n"),
     *("difference", "overlap", "same_sign", "paper_excludes_zero"),
 )
-# share of L(to) - L(pre) that cutting the heads' attention to the sources removes.
-KNOCKOUT = ("sources", "set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats", "n", "n_clusters")
-# A selected set by one method beside its controls (random | strength), whose extremes are control_lo and control_hi.
+# share of L(to) - L(from) that cutting the heads' attention to the sources removes; p: of a selected set among its
+# random ones; p_holm, family_size: `probes.families`.
+KNOCKOUT = (
+    *("from", "to", "metric", "sources", "set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats"),
+    *("n", "n_clusters", "flagged", "p", "p_holm", "family_size"),
+)
+# A selected set by one method, in one metric, beside its controls of one kind: control_lo, control_hi are the extremes
+# of drawn controls, and the interval where there is one set. excess: over the mean of the controls, paired by item.
 CARRIED = (
-    *("env", "method", "direction", "set", "k", "share", "ci_lo", "ci_hi", "effect_nats"),
-    *("controls", "n_controls", "control_mean", "control_lo", "control_hi", "percentile", "p"),
-    *("excess", "excess_lo", "excess_hi", "n", "n_clusters"),
+    *("env", "from", "to", "metric", "method", "direction", "set", "k", "share", "ci_lo", "ci_hi"),
+    *("effect_nats", "controls", "n_controls", "control_mean", "control_lo", "control_hi", "percentile"),
+    *("p", "p_holm", "family_size", "excess", "excess_lo", "excess_hi", "excess_p", "excess_p_holm"),
+    *("n_draws", "draw_sd", "n", "n_clusters"),
 )
 # quantity: reference (log p of the reference action) or sem (the mark of failure); change: paired, nats.
 CARRIED_OFFTARGET = (
-    *("env", "method", "set", "k", "quantity", "whole", "under", "change", "ci_lo", "ci_hi"),
+    *("env", "from", "to", "method", "set", "k", "quantity", "whole", "under", "change", "ci_lo", "ci_hi"),
     *("delta", "equivalent", "n", "n_clusters"),
 )
 # statistic: spearman, jaccard, reliability, beyond_zero; of: the difference it is of, empty where it is of both.

@@ -28,8 +28,12 @@ DOSE = (
     *("control_mean", "control_lo", "control_hi", "n_controls", "p", "percentile"),
     *("n", "n_clusters", "flagged"),
 )
-CONTROLS = ("random", "strength")
-"""Kinds of control: random heads of the same layers; heads that write as much and score low (`mech.strength`)."""
+SINGLE_CONTROLS = ("previous_token", "sink", "complement")
+CONTROLS = ("random", "strength", "norm", "damage", "direction", *SINGLE_CONTROLS)
+"""Kinds of control beside a selected set: random heads of the same layers; heads that write as much and score low
+(`mech.strength`); heads matched in output norm, or in what they cost `pre`; the selected heads, moved as far in a
+random direction. SINGLE_CONTROLS are one set each, not drawn: previous-token heads, heads that attend to the first
+token, all other heads."""
 KINDS = ("none", "selected", *CONTROLS)
 
 _ROW = ("set", "kind", "k", "item_id", "task_id", "measure", "value")
@@ -114,15 +118,19 @@ def against_controls(removed: pd.DataFrame) -> pd.DataFrame:
     Returns:
         set, k, share, random_mean, random_lo, random_hi (mean and extremes of the controls), n_controls, p, control
         (their kind; random where there is none), percentile (of 100 controls, how many remove less). With m controls p
-        is never below 1 / (m + 1); p and percentile are NaN where there is no control, or where a share is undefined.
+        is never below 1 / (m + 1); p and percentile are NaN where there is no control, of SINGLE_CONTROLS, or where a
+        share is undefined.
     """
     kinds = [kind for kind in CONTROLS if (removed["kind"] == kind).any()] or [CONTROLS[0]]
     lines = []
     for _, selected in removed[removed["kind"] == "selected"].iterrows():
         for kind in kinds:
-            same = (removed["kind"] == kind) & (removed["k"] == selected["k"])
+            named = removed["set"].astype(str).str.startswith(f"{selected['set']}/")
+            same = (removed["kind"] == kind) & (named | (removed["k"] == selected["k"]))
             controls = removed[same]["share"]
             cells = among(float(selected["share"]), controls.to_numpy(float))
+            if kind in SINGLE_CONTROLS:  # one set by choice: there is nothing to count
+                cells = (*cells[:4], math.nan, math.nan)
             lines.append((selected["set"], int(selected["k"]), selected["share"], *cells[:5], kind, cells[5]))
     names = ["share", "random_mean", "random_lo", "random_hi", "n_controls", "p", "control", "percentile"]
     return pd.DataFrame(lines, columns=["set", "k", *names])
