@@ -47,7 +47,9 @@ CONTROL_KINDS = Option(
 def run(args: argparse.Namespace) -> Report:
     """Cut for every item, set of heads and kind of source, then derive the table."""
     if DIRECTION in control_kinds(args.control_kinds, args.controls):
-        raise InputError("A cut moves no z, so that nothing can be moved in a random direction: leave direction out.")
+        raise InputError(
+            "A cut moves no z, so that nothing can be moved in a random direction: leave direction out."
+        )
     pair = pair_of(args)
     everything = open_session(args, one_env=True)
     session = require_conditions(everything, pair)
@@ -120,7 +122,11 @@ def cut_item(
             {
                 **{"id": row_id(item, pair, *parts), "item_id": item.item_id, "task_id": item.task_id},
                 **{"from": low, "to": high, "sources": kind, "set": name, "kind": role, "k": len(heads)},
-                **{"n_cut": len(sources.get(kind, ())), "before": start["failed"], "logprob": terms["failed"]},
+                **{
+                    "n_cut": len(sources.get(kind, ())),
+                    "before": start["failed"],
+                    "logprob": terms["failed"],
+                },
                 **{"references": contrast.references_are, "n_tokens": lengths_of(contrast, tokens)},
                 **{"terms": terms, "before_terms": start},
             }
@@ -145,7 +151,9 @@ def knockout(folder: RunFolder, session: Session) -> pd.DataFrame:
                 beside = against_controls(table)
                 p = beside[beside["control"] == "random"].set_index("set")["p"]
                 named = table.assign(p=table["set"].map(p))
-                tables.append(named.assign(**{"from": pair[0], "to": pair[1], "metric": metric, "sources": kind}))
+                tables.append(
+                    named.assign(**{"from": pair[0], "to": pair[1], "metric": metric, "sources": kind})
+                )
     table = pd.concat(tables, ignore_index=True)
     first = ["from", "to", "metric", "sources"]
     table = corrected(table[[*first, *[name for name in table.columns if name not in first]]], "knockout")

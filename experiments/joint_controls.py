@@ -18,6 +18,7 @@ from typing import Any
 from experiments.control_sets import ControlSet, control_sets
 from experiments.find_heads import ranking
 from experiments.options import Option, not_negative, whole_numbers
+from experiments.reference_sets import ReferenceSet
 from experiments.session import Session
 from mech.errors import InputError
 from mech.heads import HeadSet
@@ -26,8 +27,6 @@ from probes.dose import SINGLE_CONTROLS
 
 DIRECTION = "direction"
 ALL_KINDS = ("random", "norm", "damage", *SINGLE_CONTROLS, DIRECTION)
-
-
 K = Option("k", whole_numbers, (4, 8, 16, 32), "sizes of the selected sets, best first by --by")
 CONTROLS = Option("controls", not_negative, 20, "control sets of each drawn kind for each size")
 CONTROL_K = Option(
@@ -59,13 +58,14 @@ def control_kinds(text: str, default: int) -> dict[str, int]:
 
 
 def joint_sets(
-    session: Session, args: argparse.Namespace
+    session: Session, args: argparse.Namespace, reference: ReferenceSet | None = None
 ) -> tuple[dict[str, tuple[str, HeadSet]], dict[str, Any]]:
     """Label → (kind, heads), each selected set before its controls; and what a run records of them.
 
     Args:
         session: whose model has the heads.
-        args: k, controls, control_k, control_kinds, by, out, seed, and what the reference set of norms and damage is read with.
+        args: k, controls, control_k, control_kinds, by, out, seed, and what a reference set is read with.
+        reference: the reference set, on which norms and damage are measured, where it is at hand.
 
     Raises:
         InputError: more heads are asked for than the model has, or none are left for a control.
@@ -77,18 +77,24 @@ def joint_sets(
     for k in args.k:
         label, heads = f"top{k}", top_heads(scores, k, args.by)
         sets[label] = ("selected", heads)
-        for kind, count in kinds.items():
-            if count == 0 or (kind != "random" and k not in args.control_k):
-                continue
-            if kind == DIRECTION:
-                sets.update({f"{label}/{DIRECTION}{draw}": (DIRECTION, heads) for draw in range(count)})
-                continue
-            found = control_sets(session, args, label, heads, (kind,), count)
+        here = {kind: n for kind, n in kinds.items() if n and (kind == "random" or k in args.control_k)}
+        moved = here.pop(DIRECTION, 0)
+        for count in dict.fromkeys(here.values()):
+            alike = [kind for kind, n in here.items() if n == count]
+            found = control_sets(session, args, label, heads, alike, count, reference)
             sets.update({one.label: (one.kind, one.heads) for one in found})
             made += found
+        sets.update({f"{label}/{DIRECTION}{draw}": (DIRECTION, heads) for draw in range(moved)})
     return sets, {
         "head_scores": source,
         "sets": {label: str(heads) for label, (kind, heads) in sets.items() if kind != DIRECTION},
         "displaced": {one.label: one.displaced for one in made if one.displaced},
         "ratios": {one.label: one.ratio for one in made if one.ratio is not None},
+        "not_reached": [one.label for one in made if not one.reached],
     }
+
+
+def needs_reference(args: argparse.Namespace) -> bool:
+    """Whether norms or damage of these controls are measured on a reference set."""
+    kinds = control_kinds(args.control_kinds, args.controls)
+    return any(kinds.get(kind) for kind in ("norm", "damage")) and bool({*args.k} & {*args.control_k})

@@ -19,8 +19,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.ablating import BY, DRAWS, REFERENCE, reference_set, replacement
-from experiments.joint_controls import CONTROL_K, CONTROL_KINDS, CONTROLS, K, joint_sets
+from experiments.ablating import BY, DRAWS, replacement
+from experiments.joint_controls import CONTROL_K, CONTROL_KINDS, CONTROLS, K, joint_sets, needs_reference
 from experiments.joint_item import Sets, decision, item_rows
 from experiments.left_out import noted, of_candidates, write_left_out
 from experiments.options import (
@@ -38,6 +38,7 @@ from experiments.options import (
 from experiments.pairs import FROM, TO, for_pair, pair_of, require_conditions, row_id
 from experiments.progress import progress
 from experiments.records import RunFolder, config_hash
+from experiments.reference_sets import REFERENCE, reference_set
 from experiments.session import Session, about_items, open_run, open_session
 from experiments.tables import frame_text, meter_text
 from mech.errors import InputError
@@ -45,7 +46,6 @@ from probes.carried import ABLATIONS, METHODS, carried, off_target
 from probes.families import corrected, family_lines
 from probes.joint_effects import long_joint
 from probes.record import recorded_call
-
 
 DONORS = {"mean", "mean-role", "resample", "optimal"}
 """Methods whose values come from other items."""
@@ -73,8 +73,10 @@ def run(args: argparse.Namespace) -> Report:
     session = noted(session, of_candidates(session.items))
     if "knockout" in methods:
         require_record(session, pair)
-    sets, about_sets = joint_sets(everything, args)
-    reference = reference_set(everything, args) if DONORS & {*methods} else None
+    reference = None
+    if DONORS & {*methods} or needs_reference(args):
+        reference = reference_set(everything, args)
+    sets, about_sets = joint_sets(everything, args, reference)
     scaled = argparse.Namespace(**{**vars(args), "alpha": 0.0})
     puts = {
         how: replacement(everything, scaled, how=how, reference=reference)

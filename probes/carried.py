@@ -33,8 +33,8 @@ import numpy as np
 import pandas as pd
 
 from mech.errors import InputError
-from probes.dose import SINGLE_CONTROLS, among
 from probes.dose import CONTROLS as CONTROL_KINDS
+from probes.dose import SINGLE_CONTROLS, among
 from probes.effects import MIN_DELTA, by_item, rectangle, require
 from probes.stats import N_DRAWS, Interval, RngFactory, cluster_bootstrap, cluster_ratios, equivalent
 
