@@ -28,6 +28,7 @@ from mech.layer_patching import patch_layers
 from mech.patching import patch_heads
 from mech.queries import Score
 from probes.attributed import ATTRIBUTION, attribute_sums, compared, units_of
+from probes.contrast import METRICS
 from probes.items import Item
 from probes.metric_sums import by_metric, effects_of, metrics_by_part, metrics_of, reference_notes
 from probes.screening import agreement, false_negatives, misses
@@ -105,12 +106,14 @@ def long_attributions(rows: pd.DataFrame) -> pd.DataFrame:
 def write_tables(folder: RunFolder, session: Session, screen: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """attribution.csv and what is told of it; returns agreement and misses."""
     table = long_attributions(session.clustered(folder.rows("attributions")))
-    found = by_metric(table, lambda rows: agreement(rows, session.rng_for))
-    missed = by_metric(table, lambda rows: misses(rows, screen, session.rng_for))
+    found = by_metric(table, lambda rows: agreement(rows, session.rng_for), METRICS)
+    missed = by_metric(table, lambda rows: misses(rows, screen, session.rng_for), METRICS)
     folder.write_table("attribution", by_metric(table, lambda rows: rows))
     folder.write_table("screening", found)
     folder.write_table("screen_misses", missed)
-    folder.write_table("false_negatives", by_metric(table, lambda rows: false_negatives(rows, 16, screen)))
+    folder.write_table(
+        "false_negatives", by_metric(table, lambda rows: false_negatives(rows, 16, screen), METRICS)
+    )
     return found, missed
 
 

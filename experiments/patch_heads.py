@@ -7,8 +7,9 @@ logp is of a×, and of the reference action for the margin of the two, each patc
 hold every metric of `probes.contrast` (--metric: which is shown, and which a screen ranks by).
 
 share = effect / (logp(TO) − logp(FROM)), both of one metric; with --from pre --to neut that difference is Δcopy, with
---from neut --to fail Δsem, with --from neut_matched --to neut Δcopy against a record of equal length. --site says what is taken (z of
-a head, its queries or pattern, keys or values by key/value head, a layer's MLP output or residual stream), --at where.
+--from neut --to fail Δsem, with --from neut_matched --to neut Δcopy against a record of equal length. --site says what
+is taken (z of a head, its queries or pattern, keys or values by key/value head, a layer's MLP output or residual
+stream), --at where.
 All parts one by one, and joint sets of the top k heads by prefix-matching score, which no task data have chosen.
 
 A share can exceed 1: with neut_matched as donor the recorded call's values become those of its filler, which heads that

@@ -1,7 +1,8 @@
 """The tables of `backfire patch`, from all rows of a folder: every site, place and pair of conditions by itself.
 
-effects.csv and joint.csv (parts and sets by item); shares.csv and redundancy.csv (over items). Each line says its metric,
-site, at, from and to. `head` counts query heads and is empty for keys and values, whose `kv_head` is given, and for layers.
+effects.csv and joint.csv (parts and sets by item); shares.csv and redundancy.csv (over items). Each line says its
+metric, site, at, from and to. `head` counts query heads and is empty for keys and values, whose `kv_head` is given, and
+for layers.
 """
 
 from __future__ import annotations

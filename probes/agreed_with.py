@@ -1,8 +1,8 @@
 """What an agreement is an agreement with, in words and numbers, so that a high one is not taken for more than it is.
 
-Heads may be ranked perfectly by effects that hardly add up to anything: in noising each head alone does little, as others
-stand in for it. Beside every statistic stand the mean sum of the single effects and the mean difference of which they
-are effects.
+Heads may be ranked perfectly by effects that hardly add up to anything: in noising each head alone does little, as
+others stand in for it. Beside every statistic stand the mean sum of the single effects and the mean difference of which
+they are effects.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Exact effects of patching beside their estimates by attribution: the table, and its checks.
 
-One row an item, metric, direction and unit. A unit is a head (site z) or a layer's MLP (site mlp_out, which has no head); both
-its exact effect and its estimate are in nats, with the signs of `probes.effects`.
+One row an item, metric, direction and unit. A unit is a head (site z) or a layer's MLP (site mlp_out, which has no
+head); both its exact effect and its estimate are in nats, with the signs of `probes.effects`.
 """
 
 from __future__ import annotations

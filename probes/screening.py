@@ -3,17 +3,19 @@
 Units (heads or MLPs, `probes.attributed`) are ranked by magnitude, since heads that hold copying back are to be found
 as well; ties go to the lower layer, then head.
 
-    spearman              rank correlation of exact effect and estimate (signed, ties at their mean rank)
-    spearman_within_layer the same within each layer, pooled (`probes.ranks.layer_spearman`): of heads alone
-    recall@k              of the k units of largest exact effect, the share that is among the k of largest estimate
-    reliability           of the exact effects with themselves: one half of the tasks with the other, mean over splits and
-                          their range; `reliability_within_layer` likewise: no estimate can agree with more than that
-    screen of s           only the s units of largest estimate are patched exactly; it misses the others
+    spearman               rank correlation of exact effect and estimate (signed, ties at their mean rank)
+    spearman_within_layer  the same within each layer, pooled (`probes.ranks.layer_spearman`): of heads alone
+    recall@k               of the k units of largest exact effect, the share that is among the k of largest estimate
+    reliability            of the exact effects with themselves: one half of the tasks with the other, mean over splits
+                           and their range; `reliability_within_layer` likewise: estimates cannot be expected to agree
+                           with effects better than these agree with themselves
+    screen of s            only the s units of largest estimate are patched exactly; it misses the others
 
 Each statistic is taken per item (scope item: mean over items) and of effects and estimates averaged over items (scope
-pooled: the ranking that a study reports). Intervals: 95 % percentile cluster bootstrap, tasks drawn with their items
-(`probes.stats`), from six tasks on; pooled statistics are taken anew in each draw, and lean towards lower agreement, as
-draws add noise to ranks. `with` says what the agreement is with. What a screen misses is known only where everything was patched: for other items it is a forecast.
+pooled: the ranking that a study reports). `with` says what the agreement is with. Intervals: 95 %, tasks drawn with
+their items (`probes.stats`), from six tasks on; pooled statistics are taken anew in each draw, and lean towards lower
+agreement, as draws add noise to ranks. What a screen misses is known only where everything was patched: for other items
+it is a forecast.
 """
 
 from __future__ import annotations
@@ -86,9 +88,9 @@ def agreement(
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of SCREENING: k is NaN but for recall, n counts items, n_clusters tasks. An interval is NaN with fewer
-        than six clusters, or where a statistic is undefined (Spearman where all units are equal); in the lines of a
-        reliability stands the range of the splits in its place.
+        The columns of SCREENING: k is NaN but for recall, n counts items, n_clusters tasks. An interval is NaN with
+        fewer than six clusters, or where a statistic is undefined (Spearman where all units are equal); in the lines of
+        a reliability stands the range of the splits in its place.
 
     Raises:
         InputError: a column or number is missing, a row stands twice, items have unequal units.
