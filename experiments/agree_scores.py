@@ -2,7 +2,8 @@
 
 Effects: those of `backfire patch` in the same folder (z at the candidate positions, pre → neut). Scores: heads.csv, or
 scored here under the seed; and in-context induction on the patched items' own transcripts, which no frozen set may be
-chosen by (`uses_task_data`). transcripts.jsonl → agreement.csv, score_agreement.csv, suppressors.csv.
+chosen by (`uses_task_data`). transcripts.jsonl → agreement.csv, score_agreement.csv, suppressors.csv: effects on each
+metric rank heads by themselves, so that the tables hold a ranking for each; --metric says which is shown.
 """
 
 from __future__ import annotations
@@ -15,7 +16,20 @@ import pandas as pd
 from experiments.compare_effects import SAME, patched_entry
 from experiments.find_heads import ALL_SCORES, ranking
 from experiments.item_pools import read_pool
-from experiments.options import ENV, ITEMS, ON_MODEL, PROBLEMS, RUNNING, SEED, WORDING, Report, Study
+from experiments.metric_views import of_metric
+from experiments.options import (
+    CLUSTER,
+    ENV,
+    ITEMS,
+    METRIC,
+    ON_MODEL,
+    PROBLEMS,
+    RUNNING,
+    SEED,
+    WORDING,
+    Report,
+    Study,
+)
 from experiments.patch_screen import NO_SCREEN
 from experiments.patch_tables import z_effects
 from experiments.progress import progress
@@ -26,7 +40,9 @@ from experiments.tables import frame_text, meter_text
 from mech.errors import InputError
 from mech.transcript_induction import TRANSCRIPT_SCORES
 from probes.agreement import agreement, between_scores
+from probes.contrast import METRICS
 from probes.items import select_items
+from probes.metric_sums import by_metric
 from probes.record import mean_by_head, record_attention
 from probes.suppressors import SUPPRESSORS, suppressors
 
@@ -40,7 +56,9 @@ def run(args: argparse.Namespace) -> Report:
     wanted = list(dict.fromkeys(effects["item_id"]))
     items = select_items(read_pool(args), wanted)
     wording = read_wording(args)
-    session = Session(open_engine(args, wording), items, wording, lambda name: stream(args.seed, name))
+    session = Session(
+        open_engine(args, wording), items, wording, lambda name: stream(args.seed, name), cluster=args.cluster
+    )
     scores, source = ranking(session.model, args.out, args.seed)
     with open_run(STUDY, args, session.model, {**about_items(session), "head_scores": source}) as folder:
         for item in progress(items, len(items), "transcripts", args.quiet):
@@ -49,10 +67,16 @@ def run(args: argparse.Namespace) -> Report:
                     "transcripts", transcript_row(record_attention(session.engine, item, CONDITION, wording))
                 )
         attended = mean_by_head(long_transcripts(folder, set(wanted)))
-        tables = write_agreement(folder, scores.merge(attended, on=["layer", "head"]), effects, session)
+        tables = write_agreement(
+            folder,
+            scores.merge(attended, on=["layer", "head"]),
+            session.clustered(effects),
+            session,
+            args.metric,
+        )
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
-    text = "\n\n".join(map(frame_text, tables))
+    text = "\n\n".join([f"effects on {args.metric}:", *map(frame_text, tables)])
     return Report("\n".join([text, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
 
 
@@ -101,30 +125,36 @@ def long_transcripts(folder: RunFolder, items: set[str]) -> pd.DataFrame:
 
 
 def write_agreement(
-    folder: RunFolder, scores: pd.DataFrame, effects: pd.DataFrame, session: Session
+    folder: RunFolder, scores: pd.DataFrame, effects: pd.DataFrame, session: Session, metric: str
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """agreement.csv, score_agreement.csv, suppressors.csv."""
+    """agreement.csv, score_agreement.csv, suppressors.csv; what is shown of them, of one metric."""
     known = [name for name in (*ALL_SCORES, *TRANSCRIPT_SCORES) if name in scores.columns]
-    agreed = agreement(scores, effects, session.rng_for, known)
+    agreed = by_metric(effects, lambda own: agreement(scores, own, session.rng_for, known), METRICS)
     between = between_scores(scores, BY, known)
     agreed = agreed.assign(uses_task_data=agreed["score"].isin(TRANSCRIPT_SCORES))
     between = between.assign(uses_task_data=between["other"].isin(TRANSCRIPT_SCORES))
-    negative = suppressors(effects, scores, session.rng_for, known)
+    negative = by_metric(effects, lambda own: suppressors(own, scores, session.rng_for, known), METRICS)
     folder.write_table("agreement", agreed)
     folder.write_table("score_agreement", between)
     folder.write_table("suppressors", negative)
     shown = [*SUPPRESSORS, "copy_suppression"] if "copy_suppression" in known else list(SUPPRESSORS)
     return (
-        agreed.loc[agreed["statistic"] == "spearman"].drop(columns=["k", "statistic"]),
+        _shown(of_metric(agreed, metric)),
         between,
-        negative.groupby("direction").head(8)[shown],
+        negative[negative["metric"] == metric].groupby("direction").head(8)[shown],
     )
+
+
+def _shown(agreed: pd.DataFrame) -> pd.DataFrame:
+    """Rank correlations over all heads and within layers, and how far the effects agree with themselves."""
+    ranks = agreed[agreed["statistic"].str.startswith(("spearman", "reliability")) & agreed["k"].isna()]
+    return ranks.drop(columns=["k", "effects_nats", "delta_nats"])
 
 
 STUDY = Study(
     "agree",
     "compare the ranking of heads by every score with that by their causal effects",
     "backfire agree --out runs/first",
-    (*ON_MODEL, ENV, PROBLEMS, ITEMS, WORDING, SEED, *RUNNING),
+    (*ON_MODEL, ENV, PROBLEMS, ITEMS, WORDING, SEED, CLUSTER, METRIC, *RUNNING),
     run,
 )

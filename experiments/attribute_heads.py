@@ -1,8 +1,9 @@
 """`backfire attribute`: first-order estimates for every head and MLP, always shown against the exact sweep.
 
-Per item and direction: one (or, with --steps, a few) backward passes, and the exact patch of every unit.
-attributions.jsonl → attribution.csv, screening.csv (Spearman, recall), screen_misses.csv (what a screen of k can
-miss), false_negatives.csv (by name).
+Per item, direction and candidate (a×, the reference action): one (or, with --steps, a few) backward passes, one more
+for the diverging tokens of a×, and the exact patch of every unit. attributions.jsonl → attribution.csv, screening.csv
+(Spearman, recall, reliability), screen_misses.csv (what a screen of k can miss), false_negatives.csv (by name): each by
+every metric.
 """
 
 from __future__ import annotations
@@ -14,19 +15,22 @@ from typing import Any
 import pandas as pd
 
 from experiments.left_out import write_left_out
-from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive
-from experiments.pairs import DIRECTIONS, FROM, TO, pair_of, require_conditions
+from experiments.metric_views import of_metric
+from experiments.options import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive
+from experiments.pairs import DIRECTIONS, FROM, TO, pair_of, pair_runs, require_conditions
 from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.session import Session, about_items, open_run, open_session
 from experiments.tables import frame_text, meter_text
-from mech.attribution import attribute, attribution_names
+from mech.attribution import attribution_names
 from mech.engine import Run
 from mech.layer_patching import patch_layers
 from mech.patching import patch_heads
-from probes.attributed import ATTRIBUTION, compared
+from mech.queries import Score
+from probes.attributed import ATTRIBUTION, attribute_sums, compared, units_of
+from probes.contrast import METRICS
 from probes.items import Item
-from probes.scoring import decision_run
+from probes.metric_sums import by_metric, effects_of, metrics_by_part, metrics_of, reference_notes
 from probes.screening import agreement, false_negatives, misses
 
 STEPS = Option("steps", positive, 1, "points of the line between the runs that gradients are averaged over")
@@ -43,60 +47,73 @@ def run(args: argparse.Namespace) -> Report:
             if todo:
                 folder.append_all("attributions", attribute_item(session, item, args, todo))
         found, missed = write_tables(folder, session, args.screen)
-        notes = write_left_out(folder, session)
+        rows = folder.rows("attributions").to_dict("records")
+        notes = [*write_left_out(folder, session), *reference_notes(rows)]
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
-    text = [frame_text(found[found["scope"] == "pooled"]), "", frame_text(missed)]
+    found, missed = (of_metric(table, args.metric) for table in (found, missed))
+    text = [f"{args.metric}:", frame_text(found[found["scope"] == "pooled"]), "", frame_text(missed)]
     return Report("\n".join([*text, *notes, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
 
 
 def attribute_item(
     session: Session, item: Item, args: argparse.Namespace, directions: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """One row a direction: exact effect and estimate (nats) of every head and MLP."""
+    """One row a direction: by sum, exact effect and estimate (nats) of every head and MLP."""
     engine = session.engine
-    names = attribution_names(engine.model)
-    without, with_it = (
-        decision_run(engine, item, name, session.wording, names) for name in (vars(args)["from"], args.to)
-    )
+    runs = pair_runs(session, item, pair_of(args), attribution_names(engine.model))
+    contrast = runs.contrast
     rows = []
     for direction in directions:
-        recipient, donor = (with_it, without) if direction == "noise" else (without, with_it)
-        estimates = attribute(engine, recipient, donor, args.steps)
-        heads, mlps = exact_effects(session, recipient, donor, direction)
-        table = compared(item.item_id, item.task_id, direction, estimates, heads, mlps)
-        units = table.astype(object).where(table.notna(), None).to_dict("records")
-        about = {"item_id": item.item_id, "task_id": item.task_id, "direction": direction}
-        rows.append({"id": f"{item.item_id}|{direction}", **about, "units": units})
+        exact: dict[str, dict[str, float]] = {}
+        estimates: dict[str, dict[str, float]] = {}
+        for candidate in runs.runs:
+            recipient, donor, sign = runs.sides(candidate, direction)
+            found = attribute_sums(engine, contrast, candidate, recipient, donor, direction, args.steps)
+            estimates.update({name: units_of(one) for name, one in found.items()})
+            for unit, score in exact_scores(session, recipient, donor).items():
+                for name, effect in effects_of(contrast, candidate, sign, score, recipient.score).items():
+                    exact.setdefault(name, {})[unit] = effect
+        about = {"item_id": item.item_id, "task_id": item.task_id, "direction": direction, **runs.about()}
+        rows.append({"id": f"{item.item_id}|{direction}", **about, "exact": exact, "estimates": estimates})
     return rows
 
 
-def exact_effects(
-    session: Session, recipient: Run, donor: Run, direction: str
-) -> tuple[dict[Any, float], dict[int, float]]:
-    """Effects (nats) of every head and of every MLP, one at a time, with the sign of the direction."""
-    sign, base = (1.0 if direction == "denoise" else -1.0), recipient.score.total
+def exact_scores(session: Session, recipient: Run, donor: Run) -> dict[str, Score]:
+    """Unit (L18H6, MLP3) → the recipient's score with that one unit taken from the donor."""
     heads = patch_heads(session.engine, recipient, donor)
     mlps = patch_layers(session.engine, recipient, donor, "mlp_out")
-    return (
-        {head: sign * (score.total - base) for head, score in heads.items()},
-        {layer: sign * (score.total - base) for layer, score in mlps.items()},
-    )
+    return {
+        **{str(head): score for head, score in heads.items()},
+        **{f"MLP{layer}": score for layer, score in mlps.items()},
+    }
+
+
+def long_attributions(rows: pd.DataFrame) -> pd.DataFrame:
+    """The kept rows, one line a metric, item, direction and unit."""
+    lines = []
+    for row in rows.to_dict("records"):
+        counts = row["n_tokens"]
+        deltas = metrics_of(counts, row["delta"])
+        exact, estimates = (metrics_by_part(counts, row[name]) for name in ("exact", "estimates"))
+        for metric, delta in deltas.items():
+            known = (row["item_id"], row["task_id"], row["direction"], delta)
+            lines += [(metric, *line) for line in compared(*known, exact[metric], estimates[metric])]
+    table = pd.DataFrame(lines, columns=["metric", *ATTRIBUTION])
+    return table.astype({"layer": "Int64", "head": "Int64"})
 
 
 def write_tables(folder: RunFolder, session: Session, screen: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """attribution.csv and what is told of it; returns agreement and misses."""
-    rows = folder.rows("attributions")
-    table = pd.DataFrame([unit for row in rows.to_dict("records") for unit in row["units"]])[
-        list(ATTRIBUTION)
-    ]
-    table = table.astype({"layer": "Int64", "head": "Int64"})
-    found = agreement(table, session.rng_for)
-    missed = misses(table, screen, session.rng_for)
-    folder.write_table("attribution", table)
+    table = long_attributions(session.clustered(folder.rows("attributions")))
+    found = by_metric(table, lambda rows: agreement(rows, session.rng_for), METRICS)
+    missed = by_metric(table, lambda rows: misses(rows, screen, session.rng_for), METRICS)
+    folder.write_table("attribution", by_metric(table, lambda rows: rows))
     folder.write_table("screening", found)
     folder.write_table("screen_misses", missed)
-    folder.write_table("false_negatives", false_negatives(table, 16, screen))
+    folder.write_table(
+        "false_negatives", by_metric(table, lambda rows: false_negatives(rows, 16, screen), METRICS)
+    )
     return found, missed
 
 
@@ -104,6 +121,6 @@ STUDY = Study(
     "attribute",
     "estimate every head's effect by gradients and show the estimates against the exact sweep",
     "backfire attribute --limit 4 --steps 1 --out runs/first",
-    (*ON_MODEL, *ON_ITEMS, FROM, TO, STEPS, SCREEN, *RUNNING),
+    (*ON_MODEL, *ON_ITEMS, FROM, TO, STEPS, SCREEN, METRIC, *RUNNING),
     run,
 )

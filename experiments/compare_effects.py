@@ -2,7 +2,7 @@
 
 Reads what `backfire patch` kept of all heads in the run folder (--from pre --to neut there, and --from neut --to fail
 there or in --with), on the same items; writes overlap.csv (`probes.overlap`): rank agreement, common heads, and how far
-each ranking agrees with itself.
+each ranking agrees with itself, by effects on each metric; --metric says which is shown.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.options import OUT, SEED, Option, Report, Study
+import pandas as pd
+
+from experiments.metric_views import of_metric
+from experiments.options import METRIC, OUT, SEED, Option, Report, Study
 from experiments.patch_heads import entry_name
 from experiments.patch_tables import z_effects
 from experiments.records import read_run, recorded
@@ -20,7 +23,9 @@ from experiments.seeds import stream
 from experiments.session import open_folder, require_out
 from experiments.tables import frame_text
 from mech.errors import InputError
+from probes.contrast import METRICS
 from probes.overlap import overlap
+from probes.stats import RngFactory
 
 NAMES = {("pre", "neut"): "copy", ("neut", "fail"): "sem", ("pre", "fail"): "total"}
 
@@ -60,10 +65,24 @@ def run(args: argparse.Namespace) -> Report:
     identity = entries[0]["provenance"]["model"]
     rows = {"patched": [entry["config_hash"] for entry in entries]}
     with open_folder(STUDY, args, identity, derived=rows) as folder:
-        table = overlap(effects[0], effects[1], (names[0], names[1]), lambda name: stream(args.seed, name))
+        table = compared(effects[0], effects[1], (names[0], names[1]), lambda name: stream(args.seed, name))
         folder.write_table("overlap", table)
         folder.finish({})
-    return Report(f"{frame_text(table)}\nwritten to {out}")
+    shown = of_metric(table, args.metric).drop(columns=["effects_nats", "delta_nats"])
+    return Report(f"effects on {args.metric}:\n{frame_text(shown)}\nwritten to {out}")
+
+
+def compared(
+    one: pd.DataFrame, other: pd.DataFrame, names: tuple[str, str], rng_for: RngFactory
+) -> pd.DataFrame:
+    """`probes.overlap` of every summed metric that both differences have effects on."""
+    tables = []
+    for metric in METRICS:
+        effects = [rows[rows["metric"] == metric].drop(columns="metric") for rows in (one, other)]
+        if any(len(rows) for rows in effects):
+            table = overlap(effects[0], effects[1], names, rng_for)
+            tables.append(table.assign(metric=metric)[["metric", *table.columns]])
+    return pd.concat(tables, ignore_index=True)
 
 
 def patched_entry(path: Path, conditions: tuple[str, str]) -> dict[str, Any]:
@@ -100,6 +119,6 @@ STUDY = Study(
     "overlap",
     "does the mark of failure (Δsem) have heads of its own, and are they those of Δcopy",
     "backfire overlap --out runs/first --with runs/first-sem",
-    (ONE, OTHER, WITH, SEED, OUT),
+    (ONE, OTHER, WITH, SEED, METRIC, OUT),
     run,
 )

@@ -1,27 +1,42 @@
 """`backfire direct`: how much of what a head or an MLP does reaches the logits by itself, and how much through others.
 
-Total, direct (final norm frozen) and indirect effect of every head and MLP, noising and denoising; heads whose direct
-effect is negative hold copying back. direct.jsonl → direct.csv (shares of Δcopy, with intervals and signs).
+Total, direct (final norm frozen) and indirect effect of every head and MLP on every metric, noising and denoising;
+heads whose direct effect is negative hold copying back. direct.jsonl → direct.csv (shares of Δcopy, with intervals and
+signs).
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pandas as pd
 
 from experiments.left_out import write_left_out
-from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Report, Study
-from experiments.pairs import DIRECTIONS, FROM, TO, for_pair, measure_all, pair_of, require_conditions, row_of
+from experiments.metric_views import of_metric
+from experiments.options import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Report, Study
+from experiments.pairs import (
+    DIRECTIONS,
+    FROM,
+    TO,
+    for_pair,
+    measure_all,
+    pair_of,
+    pair_runs,
+    require_conditions,
+    row_about,
+)
 from experiments.records import RunFolder
 from experiments.session import Session, about_items, open_run, open_session
 from experiments.tables import frame_text, meter_text
 from mech.direct_effect import Parts, direct_names, head_parts, mlp_parts
 from mech.heads import Head
 from probes.direct_shares import direct_shares
+from probes.families import corrected, family_lines
 from probes.items import Item
-from probes.scoring import decision_run
+from probes.metric_sums import by_metric, changes_of, metrics_by_part, metrics_of, reference_notes
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -31,55 +46,87 @@ def run(args: argparse.Namespace) -> Report:
     with open_run(for_pair(STUDY, pair), args, session.model, about_items(session)) as folder:
         measure_all(folder, session, pair, direct_item, "direct", args.quiet)
         table = write_direct(folder, session)
-        notes = write_left_out(folder, session)
+        notes = [*write_left_out(folder, session), *reference_notes(folder.rows("direct").to_dict("records"))]
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
     here = table[(table["from"] == pair[0]) & (table["to"] == pair[1])]
+    notes += family_lines(here[here["metric"] == args.metric], "direct")
+    shown = told(of_metric(here, args.metric))
     return Report(
-        "\n".join([told(here), *notes, meter_text(meter.ran, meter.saved), f"written to {args.out}"])
+        "\n".join(
+            [
+                f"shares of {args.metric}:",
+                shown,
+                *notes,
+                meter_text(meter.ran, meter.saved),
+                f"written to {args.out}",
+            ]
+        )
     )
 
 
 def direct_item(
     session: Session, item: Item, pair: tuple[str, str], directions: list[str]
 ) -> list[dict[str, Any]]:
-    """One row a direction: total and direct effect (nats) of every head and MLP."""
+    """One row a direction: sum → head or MLP → its total and direct effect (nats)."""
     engine = session.engine
-    names = direct_names(engine.model)
-    low, high = (decision_run(engine, item, name, session.wording, names) for name in pair)
+    runs = pair_runs(session, item, pair, direct_names(engine.model))
     rows = []
     for direction in directions:
-        recipient, donor, sign, about = row_of(item, pair, direction, (low, high))
-
-        def signed(parts: Parts, sign: float = sign) -> list[float]:
-            return [sign * parts.total, sign * parts.direct]
-
-        heads, mlps = head_parts(engine, recipient, donor), mlp_parts(engine, recipient, donor)
-        of_heads = {str(head): signed(parts) for head, parts in heads.items()}
-        rows.append({**about, "heads": of_heads, "mlps": {str(at): signed(one) for at, one in mlps.items()}})
+        effects: dict[str, dict[str, dict[str, list[float]]]] = {"heads": {}, "mlps": {}}
+        for candidate in runs.runs:
+            recipient, donor, sign = runs.sides(candidate, direction)
+            found: dict[str, Mapping[Any, Parts]] = {
+                "heads": head_parts(engine, recipient, donor),
+                "mlps": mlp_parts(engine, recipient, donor),
+            }
+            for kind, parts in found.items():
+                for part, one in parts.items():
+                    total, direct = (
+                        changes_of(runs.contrast, candidate, sign * change)
+                        for change in (one.total_by_token, one.direct_by_token)
+                    )
+                    for name in total:
+                        effects[kind].setdefault(name, {})[str(part)] = [total[name], direct[name]]
+        rows.append({**row_about(item, pair, direction, runs), **effects})
     return rows
 
 
 def long_direct(rows: pd.DataFrame) -> pd.DataFrame:
-    """The kept rows, one line a head or MLP."""
+    """The kept rows, one line a metric and head or MLP."""
     lines = []
     for row in rows.to_dict("records"):
-        known = [row["item_id"], row["task_id"], row["direction"], row["delta"]]
-        for name, values in row["heads"].items():
-            head = Head.parse(name)
-            lines.append([*known, "head", head.layer, head.head, *values])
-        lines += [[*known, "mlp", int(layer), None, *values] for layer, values in row["mlps"].items()]
-    known_columns = ["item_id", "task_id", "direction", "delta", "kind", "layer", "head"]
+        counts = row["n_tokens"]
+        deltas = metrics_of(counts, row["delta"])
+        for kind, sums in (("head", row["heads"]), ("mlp", row["mlps"])):
+            total, direct = (
+                metrics_by_part(
+                    counts,
+                    {name: {part: both[at] for part, both in one.items()} for name, one in sums.items()},
+                )
+                for at in (0, 1)
+            )
+            for metric, parts in total.items():
+                known = [row["item_id"], row["task_id"], row["direction"], metric, deltas[metric], kind]
+                for name, value in parts.items():
+                    place = [int(name), None]
+                    if kind == "head":
+                        head = Head.parse(name)
+                        place = [head.layer, head.head]
+                    lines.append([*known, *place, value, direct[metric][name]])
+    known_columns = ["item_id", "task_id", "direction", "metric", "delta", "kind", "layer", "head"]
     return pd.DataFrame(lines, columns=[*known_columns, "total_nats", "direct_nats"])
 
 
 def write_direct(folder: RunFolder, session: Session) -> pd.DataFrame:
     """direct.csv, of every pair in the folder."""
     tables = []
-    for (source, target), rows in folder.rows("direct").groupby(["from", "to"], sort=False):
-        table = direct_shares(long_direct(rows), session.streams(f"direct/{source}>{target}"))
+    rows = session.clustered(folder.rows("direct"))
+    for (source, target), part in rows.groupby(["from", "to"], sort=False):
+        streams = session.streams(f"direct/{source}>{target}")
+        table = by_metric(long_direct(part), partial(direct_shares, rng_for=streams))
         tables.append(table.assign(**{"from": source, "to": target}))
-    table = pd.concat(tables, ignore_index=True)
+    table = corrected(pd.concat(tables, ignore_index=True), "direct")
     folder.write_table("direct", table)
     return table
 
@@ -100,6 +147,6 @@ STUDY = Study(
     "direct",
     "split every head's and MLP's effect into what reaches the logits by itself and what goes through others",
     "backfire direct --from pre --to neut --limit 4 --out runs/first",
-    (*ON_MODEL, *ON_ITEMS, FROM, TO, *RUNNING),
+    (*ON_MODEL, *ON_ITEMS, FROM, TO, METRIC, *RUNNING),
     run,
 )

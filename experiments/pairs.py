@@ -2,13 +2,16 @@
 
 With --from pre --to neut it is Δcopy, with --from neut --to fail Δsem. One folder may hold both: a pair other than the
 default has an entry of its own in run.json, and rows and tables name their pair.
+
+Every study of a pair runs all candidates of an item's contrast (a× and the reference action), each with a donor run of
+the same action, and keeps effects on the sums that the metrics are made of (`probes.metric_sums`).
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments.left_out import restricted
@@ -17,8 +20,10 @@ from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.session import Session
 from mech.engine import Run
+from probes.contrast import Contrast, contrast_of
 from probes.items import Item
-from probes.scoring import asks
+from probes.metric_sums import Sums, sums_of, token_counts
+from probes.scoring import asks, decision_run
 
 FROM = Option("from", str, "pre", "condition without what is to be attributed")
 TO = Option("to", str, "neut", "condition with it")
@@ -41,25 +46,61 @@ def row_id(item: Item, pair: tuple[str, str], direction: str) -> str:
     return f"{item.item_id}|{pair[0]}>{pair[1]}|{direction}"
 
 
-def row_of(
-    item: Item, pair: tuple[str, str], direction: str, runs: tuple[Run, Run]
-) -> tuple[Run, Run, float, dict[str, Any]]:
-    """Recipient and donor of a direction, the sign of its effects, and what a row says before them.
+@dataclass(frozen=True)
+class PairRuns:
+    """An item's clean runs: candidate → its run under FROM and under TO."""
 
-    `runs` are those of the pair, in its order; noising runs TO with activations of FROM, denoising the other way round.
-    """
-    low, high = runs
-    recipient, donor, sign = (high, low, -1.0) if direction == "noise" else (low, high, 1.0)
-    about = {
+    contrast: Contrast
+    runs: Mapping[str, tuple[Run, Run]]
+
+    def sides(self, candidate: str, direction: str) -> tuple[Run, Run, float]:
+        """Recipient and donor of a direction, and the sign of its effects.
+
+        Noising runs TO with activations of FROM, denoising the other way round.
+        """
+        low, high = self.runs[candidate]
+        return (high, low, -1.0) if direction == "noise" else (low, high, 1.0)
+
+    def about(self) -> dict[str, Any]:
+        """What rows say of the difference itself: its sums, their token counts, and what the reference is."""
+        return about_difference(self.contrast, self.runs)
+
+
+def about_difference(contrast: Contrast, runs: Mapping[str, tuple[Run, Run]]) -> dict[str, Any]:
+    """`references` (gold, distractors or none), `n_tokens` and `delta`, L(TO) − L(FROM) in nats, by sum."""
+    delta: Sums = {}
+    for candidate, (low, high) in runs.items():
+        before, after = (sums_of(contrast, candidate, run.score) for run in (low, high))
+        delta.update({name: after[name] - before[name] for name in after})
+    lengths = {candidate: len(low.query.action) for candidate, (low, _) in runs.items()}
+    counts = token_counts(contrast, lengths)
+    return {"references": contrast.references_are, "n_tokens": counts, "delta": delta}
+
+
+def pair_runs(session: Session, item: Item, pair: tuple[str, str], keep: Sequence[str]) -> PairRuns:
+    """Run every candidate of the item's contrast under both conditions, with these activations kept."""
+    contrast = contrast_of(session.model, item, session.wording)
+    runs = {}
+    for candidate in contrast.candidates:
+        low, high = (
+            decision_run(session.engine, item, name, session.wording, keep, candidate=candidate)
+            for name in pair
+        )
+        runs[candidate] = (low, high)
+    return PairRuns(contrast, runs)
+
+
+def row_about(item: Item, pair: tuple[str, str], direction: str, runs: PairRuns) -> dict[str, Any]:
+    """What a row says before its effects."""
+    return {
         "id": row_id(item, pair, direction),
         "item_id": item.item_id,
         "task_id": item.task_id,
         "direction": direction,
         "from": pair[0],
         "to": pair[1],
-        "delta": high.score.total - low.score.total,
+        **runs.about(),
     }
-    return recipient, donor, sign, about
 
 
 def measure_all(

@@ -3,9 +3,13 @@
     noise     run TO with one part's activation from FROM:   effect = logp(TO) − logp(patched)
     denoise   run FROM with one part's activation from TO:   effect = logp(patched) − logp(FROM)
 
-share = effect / (logp(TO) − logp(FROM)); with --from pre --to neut that difference is Δcopy, with --from neut --to
-fail Δsem, with --from neut_matched --to neut Δcopy against a record of equal length. --site says what is taken (z of
-a head, its queries or pattern, keys or values by key/value head, a layer's MLP output or residual stream), --at where.
+logp is of a×, and of the reference action for the margin of the two, each patched from a run of the same action: tables
+hold every metric of `probes.contrast` (--metric: which is shown, and which a screen ranks by).
+
+share = effect / (logp(TO) − logp(FROM)), both of one metric; with --from pre --to neut that difference is Δcopy, with
+--from neut --to fail Δsem, with --from neut_matched --to neut Δcopy against a record of equal length. --site says what
+is taken (z of a head, its queries or pattern, keys or values by key/value head, a layer's MLP output or residual
+stream), --at where.
 All parts one by one, and joint sets of the top k heads by prefix-matching score, which no task data have chosen.
 
 A share can exceed 1: with neut_matched as donor the recorded call's values become those of its filler, which heads that
@@ -25,8 +29,9 @@ import pandas as pd
 
 from experiments.find_heads import ranking
 from experiments.left_out import write_left_out
-from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, whole_numbers
-from experiments.pairs import FROM, TO, pair_of, require_conditions
+from experiments.metric_views import of_metric
+from experiments.options import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, whole_numbers
+from experiments.pairs import FROM, TO, about_difference, pair_of, require_conditions
 from experiments.patch_screen import NO_SCREEN, Screen, no_screen, parse_screen, run_screen, write_estimates
 from experiments.patch_tables import GROUP, write_effects
 from experiments.progress import progress
@@ -35,8 +40,9 @@ from experiments.tables import frame_text, meter_text
 from mech.errors import InputError
 from mech.heads import HeadSet
 from mech.induction import top_heads
-from mech.queries import Score
+from probes.contrast import contrast_of
 from probes.items import Item
+from probes.metric_sums import effects_of, reference_notes, sums_of
 from probes.patch_pairs import AT as PLACES
 from probes.patch_pairs import LengthMismatch, require_pattern_pair
 from probes.patching import SITES, PatchTask, patched
@@ -69,12 +75,14 @@ def run(args: argparse.Namespace) -> Report:
     sets = {f"top{k}": top_heads(scores, k) for k in args.k if k <= len(scores)}
     too_large = [k for k in args.k if k > len(scores)]
     about = {**about_items(session), "head_scores": source, "sets": {name: str(sets[name]) for name in sets}}
-    derived = {"set_sha256": {name: heads.sha256 for name, heads in sets.items()}}
+    derived: dict[str, Any] = {"set_sha256": {name: heads.sha256 for name, heads in sets.items()}}
+    if size is not None:
+        derived["screen_metric"] = args.metric  # decides which heads are patched
     skipped: dict[str, str] = {}
     with open_run(replace(STUDY, name=entry_name(group)), args, session.model, about, derived) as folder:
         screen = no_screen(directions)
         if size is not None:
-            screen = run_screen(folder, session, group, directions, size, args.quiet)
+            screen = run_screen(folder, session, group, directions, size, args.metric, args.quiet)
         for item in progress(session.items, len(session.items), "patch", args.quiet):
             done = folder.done_ids("patches")
             todo = [name for name in directions if row_id(item, group, name) not in done]
@@ -90,14 +98,18 @@ def run(args: argparse.Namespace) -> Report:
         shares, joint = write_effects(folder, session)
         if size is not None:
             write_estimates(folder)
-        notes = write_left_out(folder, session)
+        notes = [
+            *write_left_out(folder, session),
+            *reference_notes(folder.rows("patches").to_dict("records")),
+        ]
         meter = session.engine.meter
         counts = {"forwards_run": meter.ran, "forwards_saved": meter.saved}
         folder.finish({**counts, "skipped": skipped, "screen": list(screen.notes)})
     text = [
-        told(shares, group),
+        f"shares of {args.metric}:",
+        told(of_metric(shares, args.metric), group),
         "",
-        frame_text(of_group(joint, group)) if len(joint) else "",
+        frame_text(of_group(of_metric(joint, args.metric), group)) if len(joint) else "",
         *screen.notes,
         *skips(skipped),
         *notes,
@@ -145,21 +157,37 @@ def patch_item(
     sets: Mapping[str, HeadSet],
     screen: Screen,
 ) -> list[dict[str, Any]]:
-    """One row a direction: the difference, and the effect (nats) of every part and joint set.
+    """One row a direction: the differences, and by sum the effect (nats) of every part and joint set.
 
     Raises:
         LengthMismatch: the two conditions of this item do not correspond where they are patched.
     """
-    task = PatchTask.of(session.engine, item, group, session.wording)
+    contrast = contrast_of(session.model, item, session.wording)
+    tasks = {
+        candidate: PatchTask.of(session.engine, item, group, session.wording, candidate)
+        for candidate in contrast.candidates
+    }
+    first = tasks["failed"]
+    differences = about_difference(contrast, {name: (task.low, task.high) for name, task in tasks.items()})
+    ends: dict[str, dict[str, float]] = {"logprob_from": {}, "logprob_to": {}}
+    for candidate, task in tasks.items():
+        ends["logprob_from"].update(sums_of(contrast, candidate, task.low.score))
+        ends["logprob_to"].update(sums_of(contrast, candidate, task.high.score))
     rows = []
     for direction in directions:
-        base = (task.high if direction == "noise" else task.low).score.total
-        sign = -1.0 if direction == "noise" else 1.0
-
-        def effect(score: Score, sign: float = sign, base: float = base) -> float:
-            return sign * (score.total - base)
-
-        single, joint = patched(session.engine, task, direction, sets, screen.heads[direction])
+        effects: dict[str, dict[str, dict[str, float]]] = {"heads": {}, "sets": {}}
+        for candidate, task in tasks.items():
+            base = (task.high if direction == "noise" else task.low).score
+            sign = -1.0 if direction == "noise" else 1.0
+            single, joint = patched(session.engine, task, direction, sets, screen.heads[direction])
+            scores = {"heads": {str(part): score for part, score in single.items()}, "sets": joint}
+            for name in sums_of(contrast, candidate, base):  # also where there are no sets
+                for kind in effects:
+                    effects[kind][name] = {}
+            for kind, found in scores.items():
+                for part, score in found.items():
+                    for name, value in effects_of(contrast, candidate, sign, score, base).items():
+                        effects[kind][name][part] = value
         rows.append(
             {
                 "id": row_id(item, group, direction),
@@ -168,13 +196,11 @@ def patch_item(
                 "direction": direction,
                 **dict(zip(GROUP, group, strict=True)),
                 "screen": screen.name,
-                "n_positions": len(task.positions) or len(task.low.query.action),
-                "logprob_from": task.low.score.total,
-                "logprob_to": task.high.score.total,
-                "delta": task.high.score.total - task.low.score.total,
-                "heads": {str(part): effect(score) for part, score in single.items()},
-                "sets": {name: effect(score) for name, score in joint.items()},
-                "members": {name: str(sets[name]) for name in joint},
+                "n_positions": len(first.positions) or len(first.low.query.action),
+                **ends,
+                **differences,
+                **effects,
+                "members": {name: str(sets[name]) for name in effects["sets"]["failed"]},
             }
         )
     return rows
@@ -206,6 +232,6 @@ STUDY = Study(
     "patch",
     "attribute a difference of two conditions to heads or layers by exact noising and denoising",
     "backfire patch --from pre --to neut --site z --direction both --limit 4 --out runs/first",
-    (*ON_MODEL, *ON_ITEMS, FROM, TO, SITE, AT, DIRECTION, K, SCREEN, *RUNNING),
+    (*ON_MODEL, *ON_ITEMS, FROM, TO, SITE, AT, DIRECTION, K, SCREEN, METRIC, *RUNNING),
     run,
 )

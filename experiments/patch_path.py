@@ -3,7 +3,8 @@
 Senders are the top k heads by previous-token score, receivers the top k by prefix matching, both on repeated random
 tokens. At the positions where the record holds a×, what the senders write is replaced (by zero, or the mean over those
 positions of other tasks' items); only the receivers' keys there see it. Controls: as many random heads of the senders'
-layers. path.jsonl → path.csv (share of Δcopy lost, with the controls' range and p).
+layers. Each candidate (a×, the reference action) is run by itself. path.jsonl → path.csv (share of Δcopy lost, by every
+metric, with the controls' range and p).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from torch import Tensor
 
 from experiments.find_heads import ranking
 from experiments.left_out import write_left_out
-from experiments.options import ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive
+from experiments.metric_views import of_metric
+from experiments.options import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive
 from experiments.pairs import FROM, TO, for_pair, pair_of, require_conditions
 from experiments.progress import progress
 from experiments.records import RunFolder
@@ -33,10 +35,14 @@ from mech.heads import HeadSet
 from mech.induction import top_heads
 from mech.patching import all_heads
 from mech.path_patching import patch_path, path_names, sharing_keys
+from probes.contrast import contrast_of
 from probes.dose import against_controls, share_removed
+from probes.families import corrected, family_lines
 from probes.items import Item
+from probes.metric_sums import Sums, by_metric, metrics_of, reference_notes, sums_of, token_counts
 from probes.record import recorded_call
 from probes.scoring import asks, system_length
+from probes.stats import RngFactory
 
 SENDERS = Option("senders", positive, 8, "heads of highest previous-token score")
 RECEIVERS = Option("receivers", positive, 8, "heads of highest prefix-matching score")
@@ -82,10 +88,12 @@ def run(args: argparse.Namespace) -> Report:
             rows = path_item(session, item, pair, paths, means)
             folder.append_all("path", [row for row in rows if row["id"] not in done])
         table = write_path(folder, session)
-        notes = write_left_out(folder, session)
+        notes = [*write_left_out(folder, session), *reference_notes(folder.rows("path").to_dict("records"))]
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
     here = table[(table["from"] == pair[0]) & (table["to"] == pair[1]) & (table["kind"] == "selected")]
+    notes += family_lines(here[here["metric"] == args.metric], "path")
+    here = of_metric(here, args.metric)
     shown = [
         "set",
         "k",
@@ -97,11 +105,13 @@ def run(args: argparse.Namespace) -> Report:
         "random_hi",
         "n_controls",
         "p",
+        "p_holm",
         "n",
     ]
     text = [
         f"receivers: {paths.receivers}",
         f"query heads that share their keys and do not see the change: {sharing if len(sharing) else 'none'}",
+        f"shares of {args.metric}:",
         frame_text(here[shown]),
         *notes,
         meter_text(meter.ran, meter.saved),
@@ -143,11 +153,13 @@ def row_id(item: Item, pair: tuple[str, str], label: str) -> str:
     return f"{item.item_id}|{pair[0]}>{pair[1]}|{label}"
 
 
-def record_run(session: Session, item: Item, condition: str, keep: list[str]) -> tuple[Run, tuple[int, ...]]:
-    """The run of a condition with activations kept at a×'s tokens in the record, and their positions."""
+def record_run(
+    session: Session, item: Item, condition: str, keep: list[str], candidate: str = "failed"
+) -> tuple[Run, tuple[int, ...]]:
+    """A candidate's run under a condition with activations kept at a×'s tokens in the record, and their positions."""
     model = session.model
     places = tuple(recorded_call(model, item, condition, session.wording))
-    [ask] = asks(model, item, [condition], session.wording, ["failed"])
+    [ask] = asks(model, item, [condition], session.wording, [candidate])
     shared = min(system_length(model, item), places[0])
     return session.engine.run(ask.query, keep, shared, {"record": places}), places
 
@@ -176,40 +188,64 @@ def record_means(session: Session, condition: str, quiet: bool) -> dict[str, Ten
 def path_item(
     session: Session, item: Item, pair: tuple[str, str], paths: Paths, means: Mapping[str, Tensor] | None
 ) -> list[dict[str, Any]]:
-    """One row a set of senders: log p(a×) (nats) without the path; the last row is the whole run."""
+    """One row a set of senders: every sum (nats) without the path; the last row is of the whole run."""
     model, engine = session.model, session.engine
-    run, places = record_run(session, item, pair[1], path_names(model))
-    [before] = asks(model, item, [pair[0]], session.wording, ["failed"])
-    [start] = engine.score([before.query], system_length(model, item))
+    contrast = contrast_of(model, item, session.wording)
+    runs = {name: record_run(session, item, pair[1], path_names(model), name) for name in contrast.candidates}
+    before: Sums = {}
+    for ask in asks(model, item, [pair[0]], session.wording, contrast.candidates):
+        [start] = engine.score([ask.query], system_length(model, item))
+        before.update(sums_of(contrast, ask.candidate, start))
+    counts = token_counts(contrast, {name: len(run.query.action) for name, (run, _) in runs.items()})
     nothing = torch.zeros(model.n_layers, model.n_heads, model.d_head, dtype=model.dtype, device=model.device)
     how, value = ("zero", nothing) if means is None else ("mean", means[item.task_id])
     rows = []
     for label, (kind, heads) in {**paths.senders, "none": ("none", HeadSet(()))}.items():
-        score = run.score
-        if kind != "none":
-            score = patch_path(engine, run, paths.receivers, heads, value, places)
+        after: Sums = {}
+        for candidate, (run, places) in runs.items():
+            score = run.score
+            if kind != "none":
+                score = patch_path(engine, run, paths.receivers, heads, value, places)
+            after.update(sums_of(contrast, candidate, score))
         about = {"item_id": item.item_id, "task_id": item.task_id, "from": pair[0], "to": pair[1], "how": how}
         measured = {
             "k": len(heads),
-            "before": start.total,
-            "logprob": score.total,
-            "n_positions": len(places),
+            "references": contrast.references_are,
+            "n_tokens": counts,
+            "before": before,
+            "after": after,
+            "n_positions": len(runs["failed"][1]),
         }
         rows.append({"id": row_id(item, pair, label), **about, "set": label, "kind": kind, **measured})
     return rows
 
 
+def long_path(rows: pd.DataFrame) -> pd.DataFrame:
+    """The kept rows, one line a metric: as `share_removed` reads them, the difference left being the value."""
+    lines = []
+    for row in rows.to_dict("records"):
+        known = {name: row[name] for name in ("item_id", "task_id", "from", "to", "how", "set", "kind", "k")}
+        sums = {name: row["after"][name] - row["before"][name] for name in row["after"]}
+        for metric, value in metrics_of(row["n_tokens"], sums).items():
+            lines.append({**known, "metric": metric, "measure": "copy", "value": value})
+    return pd.DataFrame(lines)
+
+
 def write_path(folder: RunFolder, session: Session) -> pd.DataFrame:
     """path.csv, of every pair in the folder."""
-    rows = folder.rows("path")
-    rows = rows.assign(measure="copy", value=rows["logprob"] - rows["before"])
+    rows = long_path(session.clustered(folder.rows("path")))
     tables = []
     for (source, target), part in rows.groupby(["from", "to"], sort=False):
-        removed = share_removed(part, session.streams(f"path/{source}>{target}"))
-        beaten = against_controls(removed)[["set", "random_lo", "random_hi", "n_controls", "p"]]
+        streams = session.streams(f"path/{source}>{target}")
+
+        def derive(own: pd.DataFrame, streams: RngFactory = streams) -> pd.DataFrame:
+            removed = share_removed(own, streams)
+            beaten = against_controls(removed)[["set", "random_lo", "random_hi", "n_controls", "p"]]
+            return removed.merge(beaten, on="set", how="left")
+
         named = {"how": part["how"].iloc[0], "from": source, "to": target}
-        tables.append(removed.merge(beaten, on="set", how="left").assign(**named))
-    table = pd.concat(tables, ignore_index=True)
+        tables.append(by_metric(part, derive).assign(**named))
+    table = corrected(pd.concat(tables, ignore_index=True), "path")
     folder.write_table("path", table)
     return table
 
@@ -218,6 +254,6 @@ STUDY = Study(
     "path",
     "cut the path from previous-token heads into the keys of induction heads at the recorded call",
     "backfire path --senders 8 --receivers 8 --how mean --controls 20 --limit 4 --out runs/first",
-    (*ON_MODEL, *ON_ITEMS, FROM, TO, SENDERS, RECEIVERS, HOW, CONTROLS, *RUNNING),
+    (*ON_MODEL, *ON_ITEMS, FROM, TO, SENDERS, RECEIVERS, HOW, CONTROLS, METRIC, *RUNNING),
     run,
 )

@@ -1,8 +1,8 @@
 """`backfire patch --screen attribution:N`: one backward pass an item picks the heads that are patched exactly.
 
-Estimates of z (`mech.attribution`, one step) are kept item by item in estimates.jsonl and averaged over items,
-direction by direction; the N heads of largest |mean| are patched on all items. estimates.csv has every head, and
-whether it was patched. A screen is no result: what it can miss is told beside it.
+Estimates of z (`mech.attribution`, one step) on every metric are kept item by item in estimates.jsonl and averaged over
+items, direction by direction; the N heads of largest |mean| on --metric are patched on all items. estimates.csv has
+every head, and whether it was patched. A screen is no result: what it can miss is told beside it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from experiments.metric_views import of_metric
 from experiments.progress import progress
 from experiments.records import RunFolder, read_run
 from experiments.session import Session
-from mech.attribution import Attribution, attribute
+from mech.attribution import Attribution
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
-from probes.attributed import ATTRIBUTION
+from probes.attributed import ATTRIBUTION, attribute_sums
+from probes.contrast import contrast_of
 from probes.items import Item
+from probes.metric_sums import by_metric, metrics_by_part, token_counts
 from probes.patching import PatchTask
 from probes.screening import miss_sentence, misses, screened
 
@@ -59,25 +62,50 @@ def parse_screen(text: str, group: Group) -> int | None:
 
 
 def run_screen(
-    folder: RunFolder, session: Session, group: Group, directions: Sequence[str], size: int, quiet: bool
+    folder: RunFolder,
+    session: Session,
+    group: Group,
+    directions: Sequence[str],
+    size: int,
+    metric: str,
+    quiet: bool,
 ) -> Screen:
-    """Estimate on every item what is not estimated yet, and pick the heads of each direction."""
+    """Estimate on every item what is not estimated yet, and pick each direction's heads by the metric.
+
+    Raises:
+        InputError: the metric is defined for no item, or there are fewer heads than the screen keeps.
+    """
     for item in progress(session.items, len(session.items), "estimate", quiet):
         done = folder.done_ids("estimates")
         todo = [name for name in directions if _row_id(item, group, name) not in done]
         if todo:
-            task = PatchTask.of(session.engine, item, group, session.wording)
+            contrast = contrast_of(session.model, item, session.wording)
+            tasks = {
+                candidate: PatchTask.of(session.engine, item, group, session.wording, candidate)
+                for candidate in contrast.candidates
+            }
+            lengths = {candidate: len(task.low.query.action) for candidate, task in tasks.items()}
             rows = []
             for direction in todo:
-                donor, recipient = (task.low, task.high) if direction == "noise" else (task.high, task.low)
-                found = attribute(session.engine, recipient, donor, sites=("z",)).effects(direction)
+                values: dict[str, dict[str, float]] = {}
+                for candidate, task in tasks.items():
+                    donor, recipient = (
+                        (task.low, task.high) if direction == "noise" else (task.high, task.low)
+                    )
+                    found = attribute_sums(
+                        session.engine, contrast, candidate, recipient, donor, direction, sites=("z",)
+                    )
+                    for name, one in found.items():
+                        values[name] = {str(head): value for head, value in one.heads.items()}
                 about = {"item_id": item.item_id, "task_id": item.task_id, "direction": direction}
-                values = {str(head): value for head, value in found.heads.items()}
                 pair = {"from": group[2], "to": group[3]}
-                rows.append({"id": _row_id(item, group, direction), **about, **pair, "heads": values})
+                counts = {"n_tokens": token_counts(contrast, lengths)}
+                rows.append(
+                    {"id": _row_id(item, group, direction), **about, **pair, **counts, "heads": values}
+                )
             folder.append_all("estimates", rows)
     table = pooled(folder.rows("estimates"))
-    here = table[(table["from"] == group[2]) & (table["to"] == group[3])]
+    here = of_metric(table[(table["from"] == group[2]) & (table["to"] == group[3])], metric)
     chosen: dict[str, HeadSet | None] = {}
     notes = []
     for direction in directions:
@@ -85,7 +113,7 @@ def run_screen(
         n_left = len(here[here["direction"] == direction]) - len(heads)
         notes.append(
             f"{direction}: {n_left} of {n_left + len(heads)} heads were not patched, as their estimates are smaller; "
-            + missed_sentence(folder, session, group, direction, size)
+            + missed_sentence(folder, session, group, direction, size, metric)
         )
     return Screen(f"attribution:{size}", chosen, tuple(notes))
 
@@ -97,7 +125,7 @@ def write_estimates(folder: RunFolder) -> None:
     done = {
         (row["from"], row["to"], row["direction"], name)
         for row in rows[(rows["site"] == "z") & (rows["at"] == "candidate")].to_dict("records")
-        for name in row["heads"]
+        for name in row["heads"]["failed"]
     }
     names = [str(Head(layer, head)) for layer, head in zip(table["layer"], table["head"], strict=True)]
     keys = zip(table["from"], table["to"], table["direction"], names, strict=True)
@@ -105,20 +133,35 @@ def write_estimates(folder: RunFolder) -> None:
 
 
 def pooled(rows: pd.DataFrame) -> pd.DataFrame:
-    """The mean estimate (nats) of every head over items, by pair and direction."""
+    """The mean estimate (nats) of every head over items, by metric, pair and direction."""
     long = [
-        (row["direction"], Head.parse(name).layer, Head.parse(name).head, value, row["from"], row["to"])
+        (
+            metric,
+            row["direction"],
+            Head.parse(name).layer,
+            Head.parse(name).head,
+            value,
+            row["from"],
+            row["to"],
+        )
         for row in rows.to_dict("records")
-        for name, value in row["heads"].items()
+        for metric, heads in metrics_by_part(row["n_tokens"], row["heads"]).items()
+        for name, value in heads.items()
     ]
-    table = pd.DataFrame(long, columns=["direction", "layer", "head", "estimate_nats", "from", "to"])
+    columns = ["metric", "direction", "layer", "head", "estimate_nats", "from", "to"]
+    return by_metric(pd.DataFrame(long, columns=columns), _means)
+
+
+def _means(table: pd.DataFrame) -> pd.DataFrame:
     keys = ["from", "to", "direction", "layer", "head"]
     grouped = table.groupby(keys, sort=True)["estimate_nats"].agg(["mean", "count"]).reset_index()
     found = grouped.rename(columns={"mean": "estimate_nats", "count": "n"}).assign(patched=False)
     return found[["direction", "layer", "head", "estimate_nats", "n", "patched", "from", "to"]]
 
 
-def missed_sentence(folder: RunFolder, session: Session, group: Group, direction: str, size: int) -> str:
+def missed_sentence(
+    folder: RunFolder, session: Session, group: Group, direction: str, size: int, metric: str
+) -> str:
     """What a screen of this size, item by item, left out where every head was patched, or that it is not known.
 
     Known from attribution.csv, where it is of the same pair of conditions and of one gradient step.
@@ -131,7 +174,11 @@ def missed_sentence(folder: RunFolder, session: Session, group: Group, direction
             "`backfire attribute` measures how many."
         )
     exact = folder.read_table("attribution")
-    exact = exact[(exact["site"] == "z") & (exact["direction"] == direction)][list(ATTRIBUTION)]
+    exact = exact[(exact["metric"] == metric) & (exact["site"] == "z") & (exact["direction"] == direction)][
+        list(ATTRIBUTION)
+    ]
+    if exact.empty:
+        return f"`backfire attribute` has not measured how many of {metric} that misses."
     k = min(16, size, exact[["layer", "head"]].drop_duplicates().shape[0])
     found = misses(exact, size, session.rng_for, top=(k,))
     return miss_sentence(found, "z", direction, k)

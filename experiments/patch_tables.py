@@ -1,12 +1,14 @@
 """The tables of `backfire patch`, from all rows of a folder: every site, place and pair of conditions by itself.
 
-effects.csv and joint.csv (parts and sets by item); shares.csv and redundancy.csv (over items). Each line says its site,
-at, from and to. `head` counts query heads and is empty for keys and values, whose `kv_head` is given, and for layers.
+effects.csv and joint.csv (parts and sets by item); shares.csv and redundancy.csv (over items). Each line says its
+metric, site, at, from and to. `head` counts query heads and is empty for keys and values, whose `kv_head` is given, and
+for layers.
 """
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -18,6 +20,7 @@ from mech.errors import InputError
 from mech.heads import HeadSet
 from mech.site_patching import Part, parts_of_heads
 from probes.effects import head_shares, item_shares, redundancy
+from probes.metric_sums import by_metric, metrics_by_part, metrics_of
 from probes.stats import RngFactory
 
 GROUP = ("site", "at", "from", "to")
@@ -35,20 +38,25 @@ def parse_part(text: str) -> Part:
 
 
 def long_effects(rows: pd.DataFrame) -> pd.DataFrame:
-    """The kept rows, one line a patch: layer and head (or key/value head) for single parts, `set` for joint ones."""
+    """The kept rows, one line a metric and patch: layer and head (or key/value head) of a part, or a joint `set`."""
     lines = []
     for row in rows.to_dict("records"):
-        known = [row["item_id"], row["task_id"], row["direction"], row["delta"]]
-        for name, effect in row["heads"].items():
-            part = parse_part(name)
-            lines.append([*known, part.layer, _number(part), None, effect])
-        lines += [[*known, None, None, name, effect] for name, effect in row["sets"].items()]
-    columns = ["item_id", "task_id", "direction", "delta", "layer", "head", "set", "effect_nats"]
+        deltas = metrics_of(row["n_tokens"], row["delta"])
+        heads, sets = (metrics_by_part(row["n_tokens"], row[kind]) for kind in ("heads", "sets"))
+        for metric, delta in deltas.items():
+            known = [row["item_id"], row["task_id"], row["direction"], metric, delta]
+            for name, effect in heads[metric].items():
+                part = parse_part(name)
+                lines.append([*known, part.layer, _number(part), None, effect])
+            lines += [[*known, None, None, name, effect] for name, effect in sets[metric].items()]
+    columns = ["item_id", "task_id", "direction", "metric", "delta", "layer", "head", "set", "effect_nats"]
     return pd.DataFrame(lines, columns=columns)
 
 
 def z_effects(path: Path, source: str, target: str) -> pd.DataFrame:
-    """Effects of single heads on L(target) − L(source), z patched at the candidate positions, from a folder's rows.
+    """Effects of single heads on TARGET less SOURCE, z patched at the candidate positions, from a folder's rows.
+
+    One line a metric, item, direction and head, with `delta`, the difference itself.
 
     Raises:
         InputError: nothing was patched there, or not this.
@@ -69,22 +77,23 @@ def z_effects(path: Path, source: str, target: str) -> pd.DataFrame:
 
 def write_effects(folder: RunFolder, session: Session) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Write the four tables; shares and redundancy are returned."""
-    rows = folder.rows("patches")
+    rows = session.clustered(folder.rows("patches"))
     found: dict[str, list[pd.DataFrame]] = {"effects": [], "joint": [], "shares": [], "redundancy": []}
     for group, part in rows.groupby(list(GROUP), sort=False):
         named = dict(zip(GROUP, group, strict=True))
         rng_for = _streams(session, tuple(map(str, group)))
         long = long_effects(part)
-        each = item_shares(long)
+        each = by_metric(long, item_shares)
         single = each["set"].isna()
         screen = ",".join(sorted(set(part["screen"])))
         effects = each[single].drop(columns="set").assign(**named)
         found["effects"].append(_by_kind(effects, named["site"], screen))
         found["joint"].append(each[~single].drop(columns=["layer", "head"]).assign(**named))
-        shares = head_shares(long, rng_for).assign(**named)
+        shares = by_metric(long, partial(head_shares, rng_for=rng_for)).assign(**named)
         found["shares"].append(_by_kind(shares, named["site"], screen))
         complete, members = complete_sets(session, part, long)
-        found["redundancy"].append(redundancy(complete, members, rng_for).assign(**named))
+        gaps = by_metric(complete, partial(redundancy, members=members, rng_for=rng_for))
+        found["redundancy"].append(gaps.assign(**named))
     # An empty part (a group without complete sets) has no types, and would take those of the others.
     filled = {name: [part for part in parts if len(part)] or parts[:1] for name, parts in found.items()}
     tables = {name: pd.concat([_plain(part) for part in parts]) for name, parts in filled.items()}

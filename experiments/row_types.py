@@ -21,10 +21,15 @@ _LogProb = Annotated[float, Field(le=0)]
 _Name = Annotated[str, Field(min_length=1)]
 _Heads = dict[Annotated[str, Field(pattern=r"^L\d{1,6}H\d{1,6}$")], float]
 _Parts = dict[Annotated[str, Field(pattern=r"^L\d{1,6}((H|KV)\d{1,6})?$")], float]
+_Units = dict[Annotated[str, Field(pattern=r"^(L\d{1,6}H\d{1,6}|MLP\d{1,6})$")], float]
+_TotalAndDirect = Annotated[list[float], Field(min_length=2, max_length=2)]
 _Layers = dict[Annotated[str, Field(pattern=r"^\d{1,6}$")], float]
 _ITEM: dict[str, Any] = {"item_id": _Name, "task_id": _Name}
 _PAIR: dict[str, Any] = {"from": _Name, "to": _Name}
 _STUDIED: dict[str, Any] = {**_ITEM, "direction": _Name}
+# By sum (probes.metric_sums): "failed", "diverging", and each reference candidate by its name.
+_CONTRAST: dict[str, Any] = {"references": _Name, "n_tokens": dict[str, _Tokens]}
+_DIFFERENCE: dict[str, Any] = {**_CONTRAST, "delta": dict[str, float]}
 
 _COLUMNS: dict[str, dict[str, Any]] = {
     "scores": {
@@ -48,19 +53,22 @@ _COLUMNS: dict[str, dict[str, Any]] = {
     },
     "patches": {
         **{**_STUDIED, **_PAIR, "site": _Name, "at": _Name, "screen": _Name},
-        **{"delta": float, "heads": _Parts, "sets": dict[str, float], "members": dict[str, str]},
+        **{**_DIFFERENCE, "heads": dict[str, _Parts], "sets": dict[str, dict[str, float]]},
+        "members": dict[str, str],
     },
-    "estimates": {**_STUDIED, **_PAIR, "heads": _Heads},
-    "attributions": {**_STUDIED, "units": list[dict[str, Any]]},
-    "layers": {**_STUDIED, **_PAIR, "delta": float, "sites": dict[str, _Layers]},
+    "estimates": {**_STUDIED, **_PAIR, "n_tokens": dict[str, _Tokens], "heads": dict[str, _Heads]},
+    "attributions": {
+        **{**_STUDIED, **_DIFFERENCE, "exact": dict[str, _Units], "estimates": dict[str, _Units]},
+    },
+    "layers": {**_STUDIED, **_PAIR, **_DIFFERENCE, "sites": dict[str, dict[str, _Layers]]},
     "direct": {
-        **{**_STUDIED, **_PAIR, "delta": float},
-        "heads": dict[str, Annotated[list[float], Field(min_length=2, max_length=2)]],
-        "mlps": dict[str, Annotated[list[float], Field(min_length=2, max_length=2)]],
+        **{**_STUDIED, **_PAIR, **_DIFFERENCE},
+        "heads": dict[str, dict[str, _TotalAndDirect]],
+        "mlps": dict[str, dict[str, _TotalAndDirect]],
     },
     "path": {
-        **{**_ITEM, **_PAIR, "how": _Name, "set": _Name, "kind": _Name},
-        **{"k": _Count, "before": _LogProb, "logprob": _LogProb},
+        **{**_ITEM, **_PAIR, **_CONTRAST, "how": _Name, "set": _Name, "kind": _Name},
+        **{"k": _Count, "before": dict[str, _LogProb], "after": dict[str, _LogProb]},
     },
     "cuts": {
         **{**_ITEM, **_PAIR, "sources": _Name, "set": _Name, "kind": _Name},

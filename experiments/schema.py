@@ -4,6 +4,8 @@ Lengths are in tokens, log-probabilities and their differences in nats per actio
 `ci_lo`, `ci_hi` (and `…_lo`, `…_hi`) the ends of a 95 % interval (empty below six clusters), `n` items, `n_clusters`
 tasks, or what --cluster names; `deff` is the design effect, `p_holm` p corrected over a family of `family_size` tests
 (`probes.families`); p is empty where .05 could not be reached, and for shares and probabilities.
+`metric` is a name of `probes.contrast.FORMS`: logprob, margin, diverging, or one of them per token, in whose unit nats
+are then counted; a share divides by the same metric's difference.
 """
 
 from __future__ import annotations
@@ -20,32 +22,39 @@ HEADS = ("layer", "head")  # and one column per score
 # What was patched where: site (z, q, k, v, pattern, mlp_out or resid_pre), at (candidate, record or observation), and
 # the pair of conditions. head counts query heads: empty for k and v, which have a kv_head, and for layers.
 _PATCH = ("site", "at", "from", "to", "kv_head", "screen")
-EFFECTS = ("item_id", "direction", "layer", "head", "effect_nats", "share", *_PATCH)
-JOINT = ("item_id", "direction", "effect_nats", "share", "set", "site", "at", "from", "to")
+EFFECTS = ("metric", "item_id", "direction", "layer", "head", "effect_nats", "share", *_PATCH)
+JOINT = ("metric", "item_id", "direction", "effect_nats", "share", "set", "site", "at", "from", "to")
 SHARES = (
-    *("direction", "layer", "head", "share", "ci_lo", "ci_hi", "effect_nats", "n", "n_clusters", "flagged"),
+    *("metric", "direction", "layer", "head", "share", "ci_lo", "ci_hi", "effect_nats"),
+    *("n", "n_clusters", "flagged"),
     *_PATCH,
 )
 REDUNDANCY = (
-    *("direction", "set", "joint_share", "share_lo", "share_hi", "joint_nats", "singles_nats"),
+    *("metric", "direction", "set", "joint_share", "share_lo", "share_hi", "joint_nats", "singles_nats"),
     *("redundancy_nats", "ci_lo", "ci_hi", "n", "n_clusters", "site", "at", "from", "to"),
 )
 # Means over items of what attribution says of each head; patched: exactly, too.
-ESTIMATES = ("direction", "layer", "head", "estimate_nats", "n", "patched", "from", "to")
+ESTIMATES = ("metric", "direction", "layer", "head", "estimate_nats", "n", "patched", "from", "to")
 # Exact effects beside their estimates by attribution patching; site z (heads) or mlp_out, which has no head.
-ATTRIBUTION = ("item_id", "task_id", "direction", "site", "layer", "head", "effect_nats", "estimate_nats")
-# scope: item (mean over items) or pooled (of the means over items); statistic: spearman, or recall among the top k.
+# delta: the item's difference (nats), of which effects are a part.
+ATTRIBUTION = (
+    *("metric", "item_id", "task_id", "direction", "delta", "site", "layer", "head"),
+    *("effect_nats", "estimate_nats"),
+)
+# scope: item (mean over items) or pooled (of the means over items); statistic: spearman, spearman_within_layer, recall
+# among the top k, reliability (of halves; its range in ci_lo, ci_hi). with: what it is agreement with, in words;
+# effects_nats, delta_nats: mean sum of the units' exact effects, and the mean difference they are of.
 SCREENING = (
-    *("site", "direction", "scope", "statistic", "k", "estimate", "ci_lo", "ci_hi"),
-    *("n", "n_clusters", "n_units"),
+    *("metric", "site", "direction", "scope", "statistic", "k", "estimate", "ci_lo", "ci_hi"),
+    *("n", "n_clusters", "n_units", "with", "effects_nats", "delta_nats"),
 )
 FALSE_NEGATIVES = (
-    *("site", "direction", "scope", "item_id", "layer", "head"),
+    *("metric", "site", "direction", "scope", "item_id", "layer", "head"),
     *("effect_nats", "estimate_nats", "exact_rank", "estimate_rank"),
 )
 # What a screen of that many units leaves out; worst: of any item.
 SCREEN_MISSES = (
-    *("site", "direction", "screen", "quantity", "k", "mean", "ci_lo", "ci_hi", "worst"),
+    *("metric", "site", "direction", "screen", "quantity", "k", "mean", "ci_lo", "ci_hi", "worst"),
     *("n", "n_clusters"),
 )
 ABLATION = ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n")
@@ -99,8 +108,25 @@ CARRIED_OFFTARGET = (
     *("env", "from", "to", "method", "set", "k", "quantity", "whole", "under", "change", "ci_lo", "ci_hi"),
     *("delta", "equivalent", "n", "n_clusters"),
 )
-# statistic: spearman, jaccard, reliability, beyond_zero; of: the difference it is of, empty where it is of both.
-OVERLAP = ("direction", "statistic", "of", "k", "estimate", "ci_lo", "ci_hi", "chance", "n", "n_clusters")
+# statistic: spearman, spearman_within_layer, jaccard, recall; reliability and its kinds (of halves; the range of the
+# splits in ci_lo, ci_hi), beyond_zero; of: the difference it is of, empty where it is of both. with, effects_nats,
+# delta_nats: as in SCREENING, the nats those of the difference named in `of`, or of the second where it is of both.
+OVERLAP = (
+    *(
+        "metric",
+        "direction",
+        "statistic",
+        "of",
+        "k",
+        "estimate",
+        "ci_lo",
+        "ci_hi",
+        "chance",
+        "n",
+        "n_clusters",
+    ),
+    *("with", "effects_nats", "delta_nats"),
+)
 
 # What else an ablation changes, against the whole model; equivalent: the interval lies inside ±delta.
 OFFTARGET = (
@@ -123,15 +149,16 @@ PLACEBOS = (
     *("what", "expected", "found", "ci_lo", "ci_hi", "threshold", "unit"),
     *("counterpart", "positive", "positive_lo", "positive_hi", "alive", "passed", "n", "n_clusters"),
 )
-# Rank agreement of a score with effects; k of jaccard alone; chance: if the score ordered heads at random.
+# Rank agreement of a score with effects; k of jaccard and recall; chance: if the score ordered heads at random.
+# statistic reliability…: of the effects with themselves by halves (score empty; the range in ci_lo, ci_hi).
 AGREEMENT = (
-    *("direction", "score", "statistic", "k", "estimate", "ci_lo", "ci_hi", "chance"),
-    *("n", "n_clusters", "n_heads", "flagged", "uses_task_data"),
+    *("metric", "direction", "score", "statistic", "k", "estimate", "ci_lo", "ci_hi", "chance"),
+    *("n", "n_clusters", "n_heads", "flagged", "with", "effects_nats", "delta_nats", "uses_task_data"),
 )
 SCORE_AGREEMENT = ("score", "other", "spearman", "kendall", "n_heads", "uses_task_data")
 # Heads whose effect has its interval below 0; and a column per score beside these.
 SUPPRESSORS = (
-    *("direction", "layer", "head", "effect_nats", "ci_lo", "ci_hi", "p", "p_holm"),
+    *("metric", "direction", "layer", "head", "effect_nats", "ci_lo", "ci_hi", "p", "p_holm"),
     *("n", "n_clusters", "n_heads"),
 )
 # A found set of heads on one test set (training first): shares of the mean delta; random sets by the criterion, of
@@ -157,20 +184,32 @@ CIRCUIT_RANKING = ("layer", "head", "prefix_matching", "estimate", "n_methods", 
 
 # Effects of a head or (without head) a layer's MLP; role by its direct effect: carries, holds back, or empty.
 DIRECT = (
-    *("direction", "kind", "layer", "head", "total_share", "total_lo", "total_hi", "total_nats"),
+    *("metric", "direction", "kind", "layer", "head", "total_share", "total_lo", "total_hi", "total_nats"),
     *("direct_share", "direct_lo", "direct_hi", "direct_nats"),
     *("indirect_share", "indirect_lo", "indirect_hi", "indirect_nats"),
-    *("role", "n", "n_clusters", "flagged", "p", "p_holm", "from", "to"),
+    *("role", "n", "n_clusters", "flagged", "p", "p_holm", "family_size", "from", "to"),
 )
 # site: mlp_out, or resid_pre, whose last layer is what the final norm reads.
 LAYERS = (
-    *("site", "direction", "layer", "share", "ci_lo", "ci_hi", "effect_nats", "n", "n_clusters", "flagged"),
+    *(
+        "metric",
+        "site",
+        "direction",
+        "layer",
+        "share",
+        "ci_lo",
+        "ci_hi",
+        "effect_nats",
+        "n",
+        "n_clusters",
+        "flagged",
+    ),
     *("from", "to"),
 )
 # set: the senders (previous-token, all, random0, …); random_lo, random_hi, p: selected sets against the random ones.
 PATH = (
-    *("set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats", "n", "n_clusters", "flagged"),
-    *("random_lo", "random_hi", "n_controls", "p", "how", "from", "to"),
+    *("metric", "set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats", "n", "n_clusters", "flagged"),
+    *("random_lo", "random_hi", "n_controls", "p", "p_holm", "family_size", "how", "from", "to"),
 )
 
 # A step of a rollout. given: the call was put there, not written by the model; canonical: the same for equal calls;

@@ -3,6 +3,9 @@
     x(α) = x_recipient + α · (x_donor − x_recipient)                   x: z of a head, or a layer's MLP output
     estimate(x) = Σ_pos (x_donor − x_recipient) · ∂ logp(a) / ∂ x      at the candidate positions, nats
 
+logp(a) is of one action, whole or from one of its tokens on; a margin of two actions is a difference of two runs, and
+its estimate the difference of theirs.
+
 It estimates logp(patched) − logp(recipient): the denoising effect of `mech.patching` as it is, the noising effect with
 its sign turned (`Attribution.effects`).
 
@@ -91,6 +94,7 @@ def attribute(
     steps: int = 1,
     heads: HeadSet | None = None,
     sites: Sequence[str] = SITES,
+    first: int = 0,
 ) -> Attribution:
     """Estimate the change of the recipient's log p(a) for every head's z and every MLP output taken from the donor.
 
@@ -101,13 +105,14 @@ def attribute(
         steps: 1 for the gradient at the recipient, more for integrated gradients.
         heads: which; None means all. With integrated gradients those of one layer move together.
         sites: "z", "mlp_out" or both; what is left out has no estimates.
+        first: the first token of the action whose log-probability counts; 0 counts all.
 
     Returns:
         Estimates in nats; exactly 0.0 where donor and recipient have the same activation.
 
     Raises:
         InputError: steps < 1, an unknown site, the actions differ, the recipient is not clean, an activation was not
-            kept, a head does not exist.
+            kept, a head or the first token does not exist.
         FloatingPointError: a logit or a gradient is not finite.
     """
     model = engine.model
@@ -121,15 +126,19 @@ def attribute(
         raise InputError("Attribution needs the same action tokens in both runs.")
     if recipient.query.intervention.edits:
         raise InputError("Attribution starts from a clean recipient run.")
+    if not 0 <= first < len(recipient.query.action):
+        raise InputError(
+            f"There is no token {first} of an action of {len(recipient.query.action)} to count from."
+        )
     everyone = HeadSet(Head(i, j) for i in range(model.n_layers) for j in range(model.n_heads))
     chosen = everyone if heads is None else heads
     chosen.check(model.n_layers, model.n_heads)
     differences = {
         site: _difference(model, recipient, donor, site, chosen) for site in SITES if site in sites
     }
-    means = _at_recipient(engine, recipient, differences) if steps == 1 else {}
+    means = _at_recipient(engine, recipient, differences, first) if steps == 1 else {}
     if steps > 1:
-        means = _along_the_line(engine, recipient, differences, steps)
+        means = _along_the_line(engine, recipient, differences, steps, first)
     products = {site: means[site].double() * differences[site].double() for site in differences}
     by_head, by_layer = {}, {}
     if "z" in products:
@@ -164,26 +173,26 @@ def _kept(run: Run, name: str) -> Tensor:
 
 
 def _at_recipient(
-    engine: Engine, recipient: Run, differences: dict[GradientSite, Tensor]
+    engine: Engine, recipient: Run, differences: dict[GradientSite, Tensor], first: int
 ) -> dict[GradientSite, Tensor]:
     """Gradients at the recipient, [layer, pos, width] each."""
     model, query = engine.model, recipient.query
     engine.meter.ran += 1
     if not engine.slow:
         start = _kept(recipient, everything_names(model, "hook_resid_pre")[0])
-        return clean_gradients(model, query, recipient.trunk, start, tuple(differences))
+        return clean_gradients(model, query, recipient.trunk, start, tuple(differences), first)
     still = [
         Shifted(site, layer, torch.zeros_like(difference[layer]))
         for site, difference in differences.items()
         for layer in range(model.n_layers)
     ]
-    gradients = full_gradients(model, query, still)
+    gradients = full_gradients(model, query, still, first)
     size = model.n_layers
     return {site: torch.stack(gradients[at * size : (at + 1) * size]) for at, site in enumerate(differences)}
 
 
 def _along_the_line(
-    engine: Engine, recipient: Run, differences: dict[GradientSite, Tensor], steps: int
+    engine: Engine, recipient: Run, differences: dict[GradientSite, Tensor], steps: int, first: int
 ) -> dict[GradientSite, Tensor]:
     """Mean gradients over the midpoints of `steps` equal parts of each layer's line, [layer, pos, width] each."""
     model, query = engine.model, recipient.query
@@ -199,9 +208,9 @@ def _along_the_line(
     for group in [[run] for run in runs] if engine.slow else _groups(runs, len(query.action)):
         engine.meter.ran += 1
         if engine.slow:
-            found = full_gradients(model, query, group)
+            found = full_gradients(model, query, group, first)
         else:
-            found = shifted_gradients(model, query, recipient.trunk, resid_pre, group)
+            found = shifted_gradients(model, query, recipient.trunk, resid_pre, group, first)
         for run, gradient in zip(group, found, strict=True):
             means[run.site][run.layer] += gradient / steps
     return means

@@ -39,13 +39,26 @@ from mech.patching import all_heads, patch_heads, require_pair
 from mech.queries import Score, token_logprobs
 from mech.writes import FrozenNorm, attention_norm, final_norm, head_writes, hold_scale, require_additive
 
+Changes = Float[np.ndarray, " token"]
+"""Changes of the log-probability (nats) of each token of the action."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Parts:
-    """A patch's total and direct effect, both changes of the recipient's log-probability in nats."""
+    """A patch's total and direct effect, both changes of the recipient's log-probability in nats, token by token."""
 
-    total: float
-    direct: float
+    total_by_token: Changes
+    direct_by_token: Changes
+
+    @property
+    def total(self) -> float:
+        """Of the whole action."""
+        return float(np.sum(self.total_by_token))
+
+    @property
+    def direct(self) -> float:
+        """Of the whole action."""
+        return float(np.sum(self.direct_by_token))
 
     @property
     def indirect(self) -> float:
@@ -59,10 +72,10 @@ def direct_names(model: Model) -> list[str]:
 
 
 @torch.no_grad()
-def direct_effects(
+def direct_changes(
     engine: Engine, recipient: Run, donor: Run, heads: HeadSet | None = None
-) -> dict[Head, float]:
-    """The change of the recipient's log p (nats) when only what one head writes comes from the donor.
+) -> dict[Head, Changes]:
+    """The change of the recipient's log p, token by token, when only what one head writes comes from the donor.
 
     Args:
         engine: its model unembeds; `engine.slow` takes one hooked full forward a head instead.
@@ -71,7 +84,7 @@ def direct_effects(
         heads: which; None means all.
 
     Returns:
-        Head → direct effect; exactly 0 for a head whose z is bit for bit the donor's.
+        Head → direct effect on each token; exactly 0 for a head whose z is bit for bit the donor's.
 
     Raises:
         InputError: the actions differ, the recipient is not clean, a head does not exist, or the model's blocks do more
@@ -82,7 +95,7 @@ def direct_effects(
     z = _checked(model, recipient, donor)
     theirs = stacked(donor, model, "attn.hook_z")
     changed = HeadSet(h for h in chosen if not torch.equal(z[h.layer, :, h.head], theirs[h.layer, :, h.head]))
-    effects = dict.fromkeys(chosen, 0.0)
+    effects = {head: np.zeros(len(recipient.query.action)) for head in chosen}
     if engine.slow:
         clean, hooks = _everything_held(model, recipient, z)
         swaps = [Edit("z", h.layer, h.head, "candidate", theirs[h.layer, :, h.head].clone()) for h in changed]
@@ -98,10 +111,10 @@ def direct_effects(
 
 
 @torch.no_grad()
-def direct_effects_mlp(
+def direct_changes_mlp(
     engine: Engine, recipient: Run, donor: Run, layers: Sequence[int] | None = None
-) -> dict[int, float]:
-    """The change of the recipient's log p (nats) when only what one MLP writes comes from the donor; as above."""
+) -> dict[int, Changes]:
+    """The change of the recipient's log p, token by token, when only what one MLP writes comes from the donor."""
     model = engine.model
     chosen = list(range(model.n_layers)) if layers is None else list(layers)
     for layer in chosen:
@@ -110,7 +123,7 @@ def direct_effects_mlp(
     z = _checked(model, recipient, donor)
     own, theirs = (by_layer(run, model, "hook_mlp_out") for run in (recipient, donor))
     changed = [layer for layer in chosen if not torch.equal(own[layer], theirs[layer])]
-    effects = dict.fromkeys(chosen, 0.0)
+    effects = {layer: np.zeros(len(recipient.query.action)) for layer in chosen}
     if engine.slow:
         clean, hooks = _everything_held(model, recipient, z)
         swaps = [Edit("mlp_out", layer, None, "candidate", theirs[layer]) for layer in changed]
@@ -122,20 +135,37 @@ def direct_effects_mlp(
     return effects
 
 
+def direct_effects(
+    engine: Engine, recipient: Run, donor: Run, heads: HeadSet | None = None
+) -> dict[Head, float]:
+    """`direct_changes` summed over the action's tokens: differences first, so that no effect drowns in log p."""
+    return {head: float(np.sum(one)) for head, one in direct_changes(engine, recipient, donor, heads).items()}
+
+
+def direct_effects_mlp(
+    engine: Engine, recipient: Run, donor: Run, layers: Sequence[int] | None = None
+) -> dict[int, float]:
+    """`direct_changes_mlp` summed over the action's tokens."""
+    found = direct_changes_mlp(engine, recipient, donor, layers)
+    return {layer: float(np.sum(one)) for layer, one in found.items()}
+
+
 def head_parts(engine: Engine, recipient: Run, donor: Run, heads: HeadSet | None = None) -> dict[Head, Parts]:
-    """Total and direct effect of each head; arguments and errors as `direct_effects`."""
-    direct = direct_effects(engine, recipient, donor, heads)
+    """Total and direct effect of each head; arguments and errors as `direct_changes`."""
+    direct = direct_changes(engine, recipient, donor, heads)
     total = patch_heads(engine, recipient, donor, heads)
-    return {head: Parts(total[head].total - recipient.score.total, direct[head]) for head in direct}
+    own = recipient.score.logprobs
+    return {head: Parts(total[head].logprobs - own, direct[head]) for head in direct}
 
 
 def mlp_parts(
     engine: Engine, recipient: Run, donor: Run, layers: Sequence[int] | None = None
 ) -> dict[int, Parts]:
-    """Total and direct effect of each layer's MLP; arguments and errors as `direct_effects_mlp`."""
-    direct = direct_effects_mlp(engine, recipient, donor, layers)
+    """Total and direct effect of each layer's MLP; arguments and errors as `direct_changes_mlp`."""
+    direct = direct_changes_mlp(engine, recipient, donor, layers)
     total = patch_layers(engine, recipient, donor, "mlp_out", layers)
-    return {layer: Parts(total[layer].total - recipient.score.total, direct[layer]) for layer in direct}
+    own = recipient.score.logprobs
+    return {layer: Parts(total[layer].logprobs - own, direct[layer]) for layer in direct}
 
 
 def _checked(model: Model, recipient: Run, donor: Run) -> Float[Tensor, "layer pos head d_head"]:
@@ -163,9 +193,8 @@ def _read(model: Model, recipient: Run, norm: FrozenNorm, parts: Iterable[Tensor
     return scores
 
 
-def _changes(recipient: Run, scores: Sequence[Score]) -> list[float]:
-    """Summed over the action's tokens, differences first: no head's effect drowns in the size of log p."""
-    return [float(np.sum(score.logprobs - recipient.score.logprobs)) for score in scores]
+def _changes(recipient: Run, scores: Sequence[Score]) -> list[Changes]:
+    return [score.logprobs - recipient.score.logprobs for score in scores]
 
 
 def _everything_held(

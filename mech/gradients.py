@@ -57,6 +57,7 @@ def clean_gradients(
     trunk: Trunk,
     resid_pre: Float[Tensor, "pos d_model"],
     sites: Sequence[GradientSite] = SITES,
+    first: int = 0,
 ) -> dict[GradientSite, Float[Tensor, "layer pos width"]]:
     """Gradients by every layer's activation at the clean run: one forward and one backward of the candidate nodes.
 
@@ -66,6 +67,7 @@ def clean_gradients(
         trunk: keys and values of its prompt without the last token.
         resid_pre: its residual stream before block 0 at the candidate positions.
         sites: by which activations.
+        first: the first token of the action that counts.
 
     Raises:
         FloatingPointError: a logit or a gradient is not finite.
@@ -83,7 +85,7 @@ def clean_gradients(
             for layer in layers:
                 resid = run_block(model, layer, resid, arguments[layer])
         found = dict(
-            zip(leaves, _by_leaves(unembed(model, resid), query, list(leaves.values())), strict=True)
+            zip(leaves, _by_leaves(unembed(model, resid), query, list(leaves.values()), first), strict=True)
         )
     return {site: torch.stack([found[f"blocks.{i}.{KINDS[site]}"] for i in layers]) for site in sites}
 
@@ -94,6 +96,7 @@ def shifted_gradients(
     trunk: Trunk,
     resid_pre: Sequence[Float[Tensor, "pos d_model"]],
     runs: Sequence[Shifted],
+    first: int = 0,
 ) -> list[Float[Tensor, "pos width"]]:
     """The gradient of each shifted run by its own shifted activation: all in one forward and one backward.
 
@@ -106,6 +109,7 @@ def shifted_gradients(
         trunk: keys and values of its prompt without the last token.
         resid_pre: its residual stream before every block at the candidate positions.
         runs: in layer order.
+        first: the first token of the action that counts.
 
     Raises:
         ValueError: the runs are not in layer order.
@@ -132,10 +136,12 @@ def shifted_gradients(
                 hooks += _adding({runs[index].hook_name: leaves[index] + runs[index].shift}, rows)
             with hooked(model, hooks, fires=1):
                 row = run_block(model, layer, row, arguments[layer])
-        return list(_by_leaves(unembed(model, row), query, leaves))
+        return list(_by_leaves(unembed(model, row), query, leaves, first))
 
 
-def full_gradients(model: Model, query: Query, runs: Sequence[Shifted]) -> list[Float[Tensor, "pos width"]]:
+def full_gradients(
+    model: Model, query: Query, runs: Sequence[Shifted], first: int = 0
+) -> list[Float[Tensor, "pos width"]]:
     """The slow path: one plain forward and backward of the whole sequence with all these shifts made together.
 
     With one of them it is what `shifted_gradients` gives; with shifts of zero everywhere, `clean_gradients`.
@@ -152,7 +158,7 @@ def full_gradients(model: Model, query: Query, runs: Sequence[Shifted]) -> list[
         ]
         with hooked(model, hooks, fires=1):
             logits: Tensor = model.bridge(torch.tensor([query.tokens], device=model.device))[0]
-        return list(_by_leaves(logits[query.candidate.start :], query, leaves))
+        return list(_by_leaves(logits[query.candidate.start :], query, leaves, first))
 
 
 def _require(model: Model, query: Query, trunk: Trunk) -> None:
@@ -202,14 +208,15 @@ def _copies(model: Model, query: Query, copies: int) -> Layout:
 
 
 def _by_leaves(
-    logits: Float[Tensor, "row d_vocab"], query: Query, leaves: Sequence[Tensor]
+    logits: Float[Tensor, "row d_vocab"], query: Query, leaves: Sequence[Tensor], first: int
 ) -> tuple[Tensor, ...]:
-    """Gradients of the action's log-probability, summed over its copies, which do not see each other."""
+    """Gradients of log p, of the action's tokens from `first` on, summed over copies, which do not see each other."""
     copies = len(logits) // len(query.action)
     targets = torch.tensor(query.action, device=logits.device).repeat(copies)
     logprobs, _ = token_logprobs(logits, targets)
     # A leaf that the log-probability does not depend on is an error here, and no gradient of zero.
-    gradients = torch.autograd.grad(logprobs.sum(), list(leaves))
+    counted = logprobs.reshape(copies, len(query.action))[:, first:]
+    gradients = torch.autograd.grad(counted.sum(), list(leaves))
     if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
         raise FloatingPointError("A gradient is not finite: nothing of this run may be recorded.")
     return gradients

@@ -46,12 +46,19 @@ class PatchTask:
     wording: Wording
 
     @classmethod
-    def of(cls, engine: Engine, item: Item, group: tuple[str, str, str, str], wording: Wording) -> PatchTask:
-        """Run both conditions.
+    def of(
+        cls,
+        engine: Engine,
+        item: Item,
+        group: tuple[str, str, str, str],
+        wording: Wording,
+        candidate: str = "failed",
+    ) -> PatchTask:
+        """Run both conditions, each ended by this candidate of the item.
 
         Raises:
             LengthMismatch: the item's conditions do not correspond at these positions.
-            InputError: an unknown site or condition, or one without a record where one is asked for.
+            InputError: an unknown site, condition or candidate, or no record where one is asked for.
         """
         site, at, source, target = group
         if site not in SITES:
@@ -63,7 +70,7 @@ class PatchTask:
         keep = pattern_names(model) if site == "pattern" else site_names(model, site)
         runs = []
         for condition in (source, target):
-            [ask] = asks(model, item, [condition], wording, ["failed"])
+            [ask] = asks(model, item, [condition], wording, [candidate])
             exact = condition not in NEARLY_AS_LONG  # the candidate positions correspond in any pair
             if exact and ask.length_mismatch and AS_LONG_AS.get(condition) in (source, target):
                 raise LengthMismatch(

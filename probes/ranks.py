@@ -29,6 +29,27 @@ def spearman(
     return ratio((a * b).sum(axis=1), np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1)))
 
 
+def layer_spearman(
+    one: Float[np.ndarray, "row unit"], other: Float[np.ndarray, "row unit"], layers: Int[np.ndarray, " unit"]
+) -> Float[np.ndarray, " row"]:
+    """Spearman's correlation within each layer, pooled: the mean over layers, weighted by their units less one.
+
+    Two rankings may agree over all units for no more than that both find the same layers; this one is blind to that.
+    Layers of fewer than three units are left out, as a layer in which a side does not vary is from its row; NaN where
+    none is left.
+    """
+    total, weight = np.zeros(len(one)), np.zeros(len(one))
+    for layer in np.unique(layers):
+        own = np.flatnonzero(layers == layer)
+        if len(own) < 3:
+            continue
+        found = spearman(one[:, own], other[:, own])
+        known = ~np.isnan(found)
+        total[known] += (len(own) - 1) * found[known]
+        weight[known] += len(own) - 1
+    return ratio(total, weight)
+
+
 def recall(
     exact: Float[np.ndarray, "row unit"], guess: Float[np.ndarray, "row unit"], k: int
 ) -> Float[np.ndarray, " row"]:

@@ -3,14 +3,19 @@
 Units (heads or MLPs, `probes.attributed`) are ranked by magnitude, since heads that hold copying back are to be found
 as well; ties go to the lower layer, then head.
 
-    spearman     rank correlation of exact effect and estimate (signed, ties at their mean rank)
-    recall@k     of the k units of largest exact effect, the share that is among the k of largest estimate
-    screen of s  only the s units of largest estimate are patched exactly; it misses the others
+    spearman               rank correlation of exact effect and estimate (signed, ties at their mean rank)
+    spearman_within_layer  the same within each layer, pooled (`probes.ranks.layer_spearman`): of heads alone
+    recall@k               of the k units of largest exact effect, the share that is among the k of largest estimate
+    reliability            of the exact effects with themselves: one half of the tasks with the other, mean over splits
+                           and their range; `reliability_within_layer` likewise: estimates cannot be expected to agree
+                           with effects better than these agree with themselves
+    screen of s            only the s units of largest estimate are patched exactly; it misses the others
 
 Each statistic is taken per item (scope item: mean over items) and of effects and estimates averaged over items (scope
-pooled: the ranking that a study reports). Intervals: 95 % percentile cluster bootstrap, tasks drawn with their items
-(`probes.stats`); pooled statistics are taken anew in each draw, and lean towards lower agreement, as draws add noise
-to ranks. What a screen misses is known only where everything was patched: for other items it is a forecast.
+pooled: the ranking that a study reports). `with` says what the agreement is with. Intervals: 95 %, tasks drawn with
+their items (`probes.stats`), from six tasks on; pooled statistics are taken anew in each draw, and lean towards lower
+agreement, as draws add noise to ranks. What a screen misses is known only where everything was patched: for other items
+it is a forecast.
 """
 
 from __future__ import annotations
@@ -21,18 +26,29 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from mech.attribution import Attribution
 from mech.errors import InputError
 from mech.heads import HeadSet
+from probes.agreed_with import AGREED_WITH, UNITS, Target
 from probes.attributed import Table, tables, typed
-from probes.ranks import places, ratio, recall, spearman
-from probes.stats import N_DRAWS, Interval, RngFactory, cluster_bootstrap, cluster_ratios
+from probes.halves import ranking_reliability
+from probes.ranks import layer_spearman, places, ratio, recall, spearman
+from probes.stats import (
+    N_DRAWS,
+    Interval,
+    RngFactory,
+    cluster_bootstrap,
+    cluster_codes,
+    cluster_ratios,
+    draw_clusters,
+    percentile_ends,
+)
 
 SCREENING = (
     *("site", "direction", "scope", "statistic", "k", "estimate", "ci_lo", "ci_hi"),
-    *("n", "n_clusters", "n_units"),
+    *("n", "n_clusters", "n_units", *AGREED_WITH),
 )
 NEGATIVES = (
     *("site", "direction", "scope", "item_id", "layer", "head"),
@@ -66,13 +82,15 @@ def agreement(
 
     Args:
         rows: the columns of `probes.attributed.ATTRIBUTION`; every item of a site and direction has the same units.
-        rng_for: gives the streams `screening/SITE/DIRECTION/item/STATISTIC` and `screening/SITE/DIRECTION/pooled`.
+        rng_for: gives the streams `screening/SITE/DIRECTION/item/STATISTIC`, `screening/SITE/DIRECTION/pooled` and
+            `reliability/SITE/DIRECTION`.
         top: the k of recall; those that are not fewer than the units are left out, as recall is then 1.
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of SCREENING: k is NaN for spearman, n counts items, n_clusters tasks. An interval is NaN with one
-        cluster, or where a statistic is undefined (Spearman where all units are equal).
+        The columns of SCREENING: k is NaN but for recall, n counts items, n_clusters tasks. An interval is NaN with
+        fewer than six clusters, or where a statistic is undefined (Spearman where all units are equal); in the lines of
+        a reliability stands the range of the splits in its place.
 
     Raises:
         InputError: a column or number is missing, a row stands twice, items have unequal units.
@@ -81,13 +99,25 @@ def agreement(
     for table in tables(rows):
         key, name = (table.site, table.direction), f"screening/{table.site}/{table.direction}"
         counts = (len(table.exact), table.tasks.nunique(), table.exact.shape[1])
-        per_item = _statistics(table.exact.to_numpy(float), table.guess.to_numpy(float), top)
+        target = Target.of(table.direction, table.exact, table.deltas, UNITS[table.site])
+        layers = _layers(table)
+        per_item = _statistics(table.exact.to_numpy(float), table.guess.to_numpy(float), top, layers)
         for (statistic, k), values in per_item.items():
             rng = rng_for(f"{name}/item/{statistic}{k or ''}")
             found = cluster_bootstrap(values, table.tasks, rng, n_draws)
-            lines.append((*key, "item", statistic, k, found.mean, found.lo, found.hi, *counts))
+            cells = (found.mean, found.lo, found.hi, *counts)
+            lines.append((*key, "item", statistic, k, *cells, *target.cells()))
         pooled = _pooled(table, top, rng_for(f"{name}/pooled"), n_draws)
-        lines += [(*key, "pooled", statistic, k, *cells, *counts) for (statistic, k), cells in pooled.items()]
+        lines += [
+            (*key, "pooled", statistic, k, *ends, *counts, *target.cells())
+            for (statistic, k), ends in pooled.items()
+        ]
+        sums = _cluster_sums(table.exact, table.tasks)
+        splits = ranking_reliability(sums, rng_for(f"reliability/{table.site}/{table.direction}"), layers)
+        for (statistic, _), one in splits.items():
+            name = statistic.replace("spearman", "reliability")
+            cells = (one.mean, one.lowest, one.highest, *counts)
+            lines.append((*key, "pooled", name, _NO_K, *cells, *target.cells(half=True)))
     return _without_zero(pd.DataFrame(lines, columns=list(SCREENING)))
 
 
@@ -213,35 +243,46 @@ def _without_zero(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _statistics(
-    exact: Float[np.ndarray, "row unit"], guess: Float[np.ndarray, "row unit"], top: Sequence[int]
+    exact: Float[np.ndarray, "row unit"],
+    guess: Float[np.ndarray, "row unit"],
+    top: Sequence[int],
+    layers: Int[np.ndarray, " unit"] | None,
 ) -> dict[tuple[str, int], Float[np.ndarray, " row"]]:
     """(statistic, k) → its value in each row."""
     sizes = [k for k in top if 1 <= k < exact.shape[1]]
-    return {
-        ("spearman", _NO_K): spearman(exact, guess),
-        **{("recall", k): recall(exact, guess, k) for k in sizes},
-    }
+    found = {("spearman", _NO_K): spearman(exact, guess)}
+    if layers is not None:
+        found["spearman_within_layer", _NO_K] = layer_spearman(exact, guess, layers)
+    return {**found, **{("recall", k): recall(exact, guess, k) for k in sizes}}
+
+
+def _layers(table: Table) -> Int[np.ndarray, " unit"] | None:
+    """Each unit's layer; None of MLPs, of which a layer has one."""
+    if table.site != "z":
+        return None
+    return table.exact.columns.get_level_values("layer").to_numpy(int)
+
+
+def _cluster_sums(values: pd.DataFrame, tasks: pd.Series) -> Float[np.ndarray, "cluster unit"]:
+    codes, n_clusters = cluster_codes(tasks, len(values))
+    sums = np.zeros((n_clusters, values.shape[1]))
+    np.add.at(sums, codes, values.to_numpy(float))
+    return sums
 
 
 def _pooled(
     table: Table, top: Sequence[int], rng: np.random.Generator, n_draws: int
 ) -> dict[tuple[str, int], tuple[float, float, float]]:
     """Statistics of the means over items, with the ends of their intervals."""
-    names, codes = np.unique(table.tasks.astype(str), return_inverse=True)
-    exact, guess = (np.zeros((len(names), table.exact.shape[1])) for _ in range(2))
-    np.add.at(exact, codes, table.exact.to_numpy(float))
-    np.add.at(guess, codes, table.guess.to_numpy(float))
-    taken = rng.multinomial(len(names), np.full(len(names), 1 / len(names)), size=n_draws).astype(float)
+    exact, guess = (_cluster_sums(values, table.tasks) for values in (table.exact, table.guess))
+    n_clusters, layers = len(exact), _layers(table)
+    taken = draw_clusters(n_clusters, rng, n_draws)
     # Sums rank units as means do: every unit has the same items in a draw.
-    found = _statistics(exact.sum(axis=0)[None], guess.sum(axis=0)[None], top)
-    drawn = _statistics(taken @ exact, taken @ guess, top)
-    out = {}
-    for key, values in found.items():
-        lo = hi = math.nan
-        if len(names) > 1 and np.isfinite(drawn[key]).all():
-            lo, hi = np.quantile(drawn[key], [0.025, 0.975]).tolist()
-        out[key] = (float(values[0]), lo, hi)
-    return out
+    found = _statistics(exact.sum(axis=0)[None], guess.sum(axis=0)[None], top, layers)
+    drawn = _statistics(taken @ exact, taken @ guess, top, layers)
+    return {
+        key: (float(values[0]), *percentile_ends(drawn[key], n_clusters)) for key, values in found.items()
+    }
 
 
 def _cells(
