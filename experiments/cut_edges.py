@@ -33,10 +33,10 @@ from probes.contrast import FORMS, contrast_of
 from probes.dose import against_controls, share_removed
 from probes.families import corrected, family_lines
 from probes.items import Item
+from probes.metric_sums import metrics_of, reference_notes, sums_of, token_counts
 from probes.record import SOURCES, edge_sources
 from probes.scoring import asks, system_length
 from probes.stats import RngFactory
-from probes.terms import lengths_of, metrics_of, terms_of
 
 CONTROLS = Option("controls", positive, 5, "control sets of each drawn kind for each size")
 CONTROL_KINDS = Option(
@@ -65,11 +65,13 @@ def run(args: argparse.Namespace) -> Report:
                 rows = cut_item(session, item, pair, sets)
                 folder.append_all("cuts", [row for row in rows if row["id"] not in done])
         table = knockout(folder, everything)
-        notes = [*write_left_out(folder, session), *family_lines(table, "knockout")]
+        rows = folder.rows("cuts").to_dict("records")
+        notes = [*write_left_out(folder, session), *reference_notes(rows)]
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
     own = table[(table["from"] == pair[0]) & (table["to"] == pair[1]) & (table["metric"] == args.metric)]
     shown = own[(own["kind"] == "selected") | (own["sources"] == "record")]
+    notes += family_lines(own, "knockout")
     columns = ["sources", "set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats", "p", "p_holm", "n"]
     text = [f"{pair[0]} → {pair[1]}, {args.metric}", frame_text(shown[columns]), *notes]
     return Report("\n".join([*text, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
@@ -84,7 +86,7 @@ def row_id(item: Item, pair: tuple[str, str], *parts: str) -> str:
 def cut_item(
     session: Session, item: Item, pair: tuple[str, str], sets: Mapping[str, tuple[str, HeadSet]]
 ) -> list[dict[str, Any]]:
-    """One row a set of heads and kind of source: `terms` (nats, `probes.terms`) under the cut, `before` under FROM.
+    """One row a set of heads and kind of source: `terms` (`probes.metric_sums`, nats) under the cut, before_terms of FROM.
 
     `logprob` and `before` are of the failed call alone. The last row is the uncut run. A cut acts at the candidate
     positions alone, so the whole prompt before them is one trunk for all of them.
@@ -111,9 +113,9 @@ def cut_item(
         queries = [Query(prompt, action, change) for change in changes.values()]
         scores = session.engine.score(queries, len(prompt) - 1)
         for terms, score in zip(found, scores, strict=True):
-            terms.update(terms_of(contrast, candidate, score))
+            terms.update(sums_of(contrast, candidate, score))
         [score] = session.engine.score([before.query], system_length(session.model, item))
-        start.update(terms_of(contrast, candidate, score))
+        start.update(sums_of(contrast, candidate, score))
     rows = []
     for (kind, name), terms in zip(changes, found, strict=True):
         role, heads = sets.get(name, ("none", ()))
@@ -127,7 +129,7 @@ def cut_item(
                     "before": start["failed"],
                     "logprob": terms["failed"],
                 },
-                **{"references": contrast.references_are, "n_tokens": lengths_of(contrast, tokens)},
+                **{"references": contrast.references_are, "n_tokens": token_counts(contrast, tokens)},
                 **{"terms": terms, "before_terms": start},
             }
         )
@@ -164,7 +166,7 @@ def knockout(folder: RunFolder, session: Session) -> pd.DataFrame:
 def by_metric(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Metric → the rows of the items that have it, with `value`: the metric under the cut minus that under FROM."""
     found = [
-        metrics_of({term: value - start[term] for term, value in terms.items()}, lengths)
+        metrics_of(lengths, {term: value - start[term] for term, value in terms.items()})
         for terms, start, lengths in zip(rows["terms"], rows["before_terms"], rows["n_tokens"], strict=True)
     ]
     tables = {}

@@ -1,8 +1,8 @@
 """One item of `backfire joint`: every head set by every method, both candidates scored wherever the effect is read.
 
-A method changes z (or attention) of a set at the candidate positions of a run; `scores_under` gives the sums that all
-metrics are made of (`probes.terms`), clean and under each set. Ablations of a condition do not depend on the pair of
-conditions that is explained: what an earlier pair of the same folder measured is taken from there (`known`).
+A method changes z (or attention) of a set at the candidate positions of a run; rows keep the sums that all
+metrics are made of (`probes.metric_sums`), clean and under each set. Ablations of a condition do not depend on the pair
+of conditions that is explained: what an earlier pair of the same folder measured is taken from there (`known`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from mech.patching import all_heads
 from probes.carried import ABLATIONS
 from probes.contrast import Contrast, contrast_of
 from probes.items import Item
+from probes.metric_sums import sums_of, token_counts
 from probes.record import recorded_call
 from probes.scoring import Ask, asks, decision_run
 from probes.stats import RngFactory
-from probes.terms import lengths_of, terms_of
 
 MARKED, ACKNOWLEDGED = "fail", "neut"
 """The conditions whose difference is Δsem, read off target where the explained pair ends in the second."""
@@ -67,7 +67,7 @@ class Decision:
     def lengths(self) -> dict[str, int]:
         """Term → number of its tokens."""
         tokens = {name: len(self.asks[name, self.pair[0]].query.action) for name in self.contrast.candidates}
-        return lengths_of(self.contrast, tokens)
+        return token_counts(self.contrast, tokens)
 
 
 def decision(session: Session, item: Item, pair: tuple[str, str], methods: Sequence[str]) -> Decision:
@@ -194,7 +194,7 @@ def item_rows(
     """
     whole = {}
     for (candidate, condition), run in at.clean.items():
-        for term, value in terms_of(at.contrast, candidate, run.score).items():
+        for term, value in sums_of(at.contrast, candidate, run.score).items():
             whole[f"{term}|{condition}"] = value
     rows = []
     for method, sets in sets_of.items():
@@ -204,7 +204,7 @@ def item_rows(
         for key, asked in _asked(at, method, sets).items():
             name = f"{key[0]}|{key[1]}"
             if set(asked) <= set(found.get("under", {}).get(name, ())):
-                terms = [f"{term}|{key[1]}" for term in terms_of(at.contrast, key[0], at.clean[key].score)]
+                terms = [f"{term}|{key[1]}" for term in sums_of(at.contrast, key[0], at.clean[key].score)]
                 under.update({term: found["under"][term] for term in terms})
                 drawn.update({term: found["draws"][term] for term in terms if term in found["draws"]})
                 continue
@@ -254,6 +254,6 @@ def _scores(
     found: dict[str, dict[str, list[float]]] = {}
     for label, of_set in changes.items():
         for _ in of_set:
-            for term, value in terms_of(at.contrast, key[0], next(scores)).items():
+            for term, value in sums_of(at.contrast, key[0], next(scores)).items():
                 found.setdefault(term, {}).setdefault(label, []).append(value)
     return found

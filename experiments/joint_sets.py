@@ -45,6 +45,7 @@ from mech.errors import InputError
 from probes.carried import ABLATIONS, METHODS, carried, off_target
 from probes.families import corrected, family_lines
 from probes.joint_effects import long_joint
+from probes.metric_sums import reference_notes
 from probes.record import recorded_call
 
 DONORS = {"mean", "mean-role", "resample", "optimal"}
@@ -105,12 +106,17 @@ def run(args: argparse.Namespace) -> Report:
                 found = item_rows(at, sets_of, puts, draws_of(args), same, known.get(item.item_id, {}))
                 folder.append_all("joint_sets", found)
         table, off = write_tables(folder, everything, args.delta)
-        notes = write_left_out(folder, session)
+        rows = folder.rows("joint_sets").to_dict("records")
+        notes = [*write_left_out(folder, session), *reference_notes(rows)]
         meter = session.engine.meter
         fitted = {"fitted": puts["optimal"].fitted()} if "optimal" in puts else {}
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, **fitted})
-    notes += family_lines(table, "carried")
-    text = [told(table, off, pair, args.metric), *notes, meter_text(meter.ran, meter.saved)]
+    text = [
+        told(table, off, pair, args.metric),
+        *notes,
+        *tested(table, args.metric),
+        meter_text(meter.ran, meter.saved),
+    ]
     return Report("\n".join([*text, f"written to {args.out}"]))
 
 
@@ -183,6 +189,11 @@ def write_tables(folder: RunFolder, session: Session, delta: float) -> tuple[pd.
     for name, table in zip(("carried", "carried_offtarget"), tables, strict=True):
         folder.write_table(name, table)
     return tables
+
+
+def tested(table: pd.DataFrame, metric: str) -> list[str]:
+    """The sizes of the families of tests in the metric that is shown."""
+    return family_lines(table[table["metric"] == metric], "carried")
 
 
 def with_excess_holm(table: pd.DataFrame) -> pd.DataFrame:

@@ -23,7 +23,15 @@ COLUMNS = (
     *("env", "from", "to", "metric", "method", "where", "direction", "k", "share", "ci_lo", "ci_hi"),
     *("controls", "n_controls", "control_mean", "control_lo", "control_hi", "percentile"),
     *("p", "p_holm", "family_size", "excess", "excess_lo", "excess_hi", "excess_p", "excess_p_holm"),
-    *("n_draws", "draw_sd", "reference_change", "sem_change", "sem_equivalent", "prose_change", "code_change"),
+    *(
+        "n_draws",
+        "draw_sd",
+        "reference_change",
+        "sem_change",
+        "sem_equivalent",
+        "prose_change",
+        "code_change",
+    ),
     *("n", "n_clusters"),
 )
 NAMES = {
@@ -88,7 +96,9 @@ def from_ablation(
     off_target: pd.DataFrame,
 ) -> pd.DataFrame:
     """Rows of an ablation at all positions, whose share is of Δcopy; COLUMNS. Tables without a metric are of log p."""
-    removed, controls = (one if "metric" in one else one.assign(metric="logprob") for one in (removed, controls))
+    removed, controls = (
+        one if "metric" in one else one.assign(metric="logprob") for one in (removed, controls)
+    )
     of_set = {
         str(label): group.set_index("quantity")
         for label, group in off_target[off_target["kind"] == "selected"].groupby("set")

@@ -1,8 +1,8 @@
 """Rows of `backfire joint` as the effects that `probes.carried` reads: every metric of every set, pair by pair.
 
-A row holds the sums (`probes.terms`) of one item under one method: clean (`whole`), and under every set (`under`; the
-mean over draws where `draws` has them). An effect is linear in them, and so is every metric: the effect on a metric is
-the metric of the effects on the terms.
+A row holds the sums (`probes.metric_sums`) of one item under one method: clean (`whole`), and under every set (`under`;
+the mean over draws where `draws` has them). An effect is linear in them, and so is every metric: the effect on a metric
+is the metric of the effects on the sums.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pandas as pd
 
 from mech.errors import InputError
 from probes.carried import ABLATIONS
-from probes.terms import FAILED, metrics_of
+from probes.metric_sums import FAILED, metrics_of
 
 LONG = (
     "env",
@@ -81,13 +81,13 @@ def _effects(row: Mapping[str, Any]) -> list[list[Any]]:
     terms, method, whole = list(row["n_tokens"]), row["method"], row["whole"]
     acts = {"denoise": [low]}.get(method, [low, high] if method in ABLATIONS else [high])
     delta = metrics_of(
-        {term: whole[f"{term}|{high}"] - whole[f"{term}|{low}"] for term in terms}, row["n_tokens"]
+        row["n_tokens"], {term: whole[f"{term}|{high}"] - whole[f"{term}|{low}"] for term in terms}
     )
     clean = {term: {name: whole[f"{term}|{name}"] for name in pair} for term in terms}
 
     def of(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         found = {term: effect(method, pair, clean[term], values[term]) for term in terms}
-        return metrics_of(found, row["n_tokens"])
+        return metrics_of(row["n_tokens"], found)
 
     lines = []
     for label in row["under"][f"{FAILED}|{acts[0]}"]:
