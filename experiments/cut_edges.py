@@ -86,7 +86,7 @@ def row_id(item: Item, pair: tuple[str, str], *parts: str) -> str:
 def cut_item(
     session: Session, item: Item, pair: tuple[str, str], sets: Mapping[str, tuple[str, HeadSet]]
 ) -> list[dict[str, Any]]:
-    """One row a set of heads and kind of source: `terms` (`probes.metric_sums`, nats) under the cut, before_terms of FROM.
+    """One row a set of heads and kind of source: `terms` (nats) under the cut, `before_terms` under FROM.
 
     `logprob` and `before` are of the failed call alone. The last row is the uncut run. A cut acts at the candidate
     positions alone, so the whole prompt before them is one trunk for all of them.

@@ -94,6 +94,18 @@ def joint_sets(
     }
 
 
+def labelled(args: argparse.Namespace) -> dict[str, str]:
+    """Label → kind of the sets that `joint_sets` makes, where the model has as many; nothing is drawn."""
+    kinds = control_kinds(args.control_kinds, args.controls)
+    found = {}
+    for k in args.k:
+        found[f"top{k}"] = "selected"
+        for kind, count in kinds.items():
+            if kind == "random" or k in args.control_k:
+                found.update({f"top{k}/{kind}{draw}": kind for draw in range(count)})
+    return found
+
+
 def needs_reference(args: argparse.Namespace) -> bool:
     """Whether norms or damage of these controls are measured on a reference set."""
     kinds = control_kinds(args.control_kinds, args.controls)

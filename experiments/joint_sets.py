@@ -20,8 +20,16 @@ from typing import Any
 import pandas as pd
 
 from experiments.ablating import BY, DRAWS, replacement
-from experiments.joint_controls import CONTROL_K, CONTROL_KINDS, CONTROLS, K, joint_sets, needs_reference
-from experiments.joint_item import Sets, decision, item_rows
+from experiments.joint_controls import (
+    CONTROL_K,
+    CONTROL_KINDS,
+    CONTROLS,
+    DIRECTION,
+    K,
+    joint_sets,
+    needs_reference,
+)
+from experiments.joint_item import decision, item_rows
 from experiments.left_out import noted, of_candidates, write_left_out
 from experiments.options import (
     DELTA,
@@ -43,6 +51,7 @@ from experiments.session import Session, about_items, open_run, open_session
 from experiments.tables import frame_text, meter_text
 from mech.errors import InputError
 from probes.carried import ABLATIONS, METHODS, carried, off_target
+from probes.dose import SINGLE_CONTROLS
 from probes.families import corrected, family_lines
 from probes.joint_effects import long_joint
 from probes.metric_sums import reference_notes
@@ -84,6 +93,7 @@ def run(args: argparse.Namespace) -> Report:
         for how in methods
         if how in ABLATIONS
     }
+    kinds = {label: kind for label, (kind, _) in sets.items()}
     about = {
         **about_items(session),
         **about_sets,
@@ -101,7 +111,7 @@ def run(args: argparse.Namespace) -> Report:
             done = folder.done_ids("joint_sets")
             todo = [method for method in methods if row_id(item, pair, method) not in done]
             if todo:
-                sets_of = {method: kept(sets, method, args) for method in todo}
+                sets_of = {method: {one: sets[one] for one in kept(kinds, method, args)} for method in todo}
                 at = decision(session, item, pair, todo)
                 found = item_rows(at, sets_of, puts, draws_of(args), same, known.get(item.item_id, {}))
                 folder.append_all("joint_sets", found)
@@ -144,20 +154,20 @@ def require_record(session: Session, pair: tuple[str, str]) -> None:
         ) from None
 
 
-def kept(sets: Sets, method: str, args: argparse.Namespace) -> Sets:
-    """The sets that a method is asked of: an ablation of fewer controls, knockout of no direction (nothing moves)."""
+def kept(kinds: Mapping[str, str], method: str, args: argparse.Namespace) -> dict[str, str]:
+    """The sets (label → kind) that a method is asked of: an ablation of fewer controls, knockout of no direction."""
 
     def wanted(label: str, kind: str) -> bool:
         if kind == "selected":
             return True
-        number = label[len(label.rstrip("0123456789")) :]
         if method == "knockout":
-            return kind != "direction"
+            return kind != DIRECTION  # nothing is moved
+        number = int(label[len(label.rstrip("0123456789")) :])
         if method == "optimal":
-            return kind == "random" and int(number) < args.optimal_controls
-        return method not in ABLATIONS or not number or int(number) < args.ablation_controls
+            return kind == "random" and number < args.optimal_controls
+        return method not in ABLATIONS or number < args.ablation_controls or kind in SINGLE_CONTROLS
 
-    return {label: one for label, one in sets.items() if wanted(label, one[0])}
+    return {label: kind for label, kind in kinds.items() if wanted(label, kind)}
 
 
 def draws_of(args: argparse.Namespace) -> Callable[[str, str], int]:

@@ -17,12 +17,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.ablating import REFERENCE
+from experiments.ablating import DRAWS, REFERENCE
 from experiments.demo import arguments, draw
 from experiments.durable import replace
-from experiments.mechanism_stages import Stage, stages
+from experiments.joint_controls import CONTROL_K, CONTROL_KINDS, CONTROLS, K
+from experiments.joint_sets import ABLATION_CONTROLS, CONTROL_DRAWS, METHODS_OPTION, OPTIMAL_CONTROLS
+from experiments.mechanism_stages import JOINT_PAIRS, Stage, stages
 from experiments.mechanism_table import from_ablation, from_joint, markdown
 from experiments.options import (
+    METRIC,
     ON_ITEMS,
     ON_MODEL,
     RUNNING,
@@ -30,7 +33,6 @@ from experiments.options import (
     Report,
     Study,
     positive,
-    whole_numbers,
     yes_or_no,
 )
 from experiments.session import Session, open_run, open_session, require_out
@@ -42,19 +44,19 @@ from probes.items import select_items
 
 logger = logging.getLogger(__name__)
 
-K = Option("k", whole_numbers, (4, 8, 16, 32), "sizes of the selected sets, best first by prefix matching")
-CONTROLS = Option("controls", positive, 20, "random layer-matched sets of each size, at candidate positions")
-ABLATION_CONTROLS = Option(
-    "ablation-controls", positive, 5, "the same under mean, resample and zero ablation"
+ABLATED_CONTROLS = Option(
+    "ablated-controls", positive, 2, "random sets of each size under mean ablation at all positions"
 )
-ABLATED_CONTROLS = Option("ablated-controls", positive, 2, "the same under mean ablation at all positions")
+CUT_CONTROLS = Option(
+    "cut-controls", positive, 1, "random sets of each size whose attention to the call is cut"
+)
 DEEP = Option(
     "deep",
     positive,
     8,
     "items on which every head is patched, for Δcopy and Δsem, or all positions are ablated",
 )
-FEW = Option("few", positive, 4, "items of the further stages: edges, sites, layers, paths, placebos")
+FEW = Option("few", positive, 24, "items of the further stages: attribution, edges, patterns, layers, paths")
 PLAN = Option(
     "plan",
     yes_or_no,
@@ -127,7 +129,8 @@ def planned(args: argparse.Namespace, steps: Sequence[Stage]) -> Plan:
             raise InputError(
                 f"The stages of --{name} items need two tasks at least, for controls and intervals."
             )
-    found = sizes(session, session.items, ("pre", "neut", "fail"))
+    pairs = {name for pair in JOINT_PAIRS.values() for name in pair}
+    found = sizes(session, session.items, sorted({"pre", "neut", "fail", *pairs}))
     rate = rate_of(session, session.items[0])
     lines = []
     for stage in steps:
@@ -169,14 +172,8 @@ STUDY = Study(
     (
         *ON_MODEL,
         *ON_ITEMS,
-        K,
-        CONTROLS,
-        ABLATION_CONTROLS,
-        ABLATED_CONTROLS,
-        DEEP,
-        FEW,
-        REFERENCE,
-        PLAN,
+        *(K, METHODS_OPTION, CONTROLS, CONTROL_K, CONTROL_KINDS, ABLATION_CONTROLS, OPTIMAL_CONTROLS),
+        *(DRAWS, CONTROL_DRAWS, ABLATED_CONTROLS, CUT_CONTROLS, DEEP, FEW, REFERENCE, METRIC, PLAN),
         *RUNNING,
     ),
     run,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from experiments import (
@@ -28,11 +29,22 @@ from experiments import (
     placebos,
     probe_items,
 )
-from experiments.options import Study
+from experiments.ablating import FITTED_ITEMS
+from experiments.joint_controls import labelled
+from experiments.joint_item import acts_in
+from experiments.options import REFERENCE_SIZE, Study
 from experiments.workload import Sizes, Work, context, leaves
+from mech.optimal_constants import STEPS
+from probes.carried import ABLATIONS
 
 PAIRS = {"copy": ("pre", "neut"), "sem": ("neut", "fail")}
+JOINT_PAIRS = {"joint": ("pre", "neut"), "joint other": ("neut_other", "neut")}
+"""Stage → the pair that head sets are asked about: what a record does, and what the failed call's own text does."""
 SEQUENCE, N_SEQUENCES = 48, 8  # tokens before a random sequence repeats; sequences that heads are scored on
+JOINT_OPTIONS = (
+    *("k", "methods", "controls", "control_k", "control_kinds", "ablation_controls", "optimal_controls"),
+    *("draws", "control_draws"),
+)
 CIRCUIT_SETS = 600  # sets that the circuit's searches and tests ask an item about, or fewer
 PASSAGES = 1600.0  # tokens of the bundled prose and code, and of the random sequences beside them
 
@@ -54,7 +66,7 @@ class Stage:
 def stages(args: argparse.Namespace) -> list[Stage]:
     """All stages in order: the measurement, the frozen heads, then each kind of evidence."""
     many, few, deep = args.limit, min(args.limit, args.few), min(args.limit, args.deep)
-    k, controls = args.k, args.controls
+    k = args.k
     n_sizes = len(k)
     copy, sem = ({"from": a, "to": b} for a, b in PAIRS.values())
     return [
@@ -66,13 +78,7 @@ def stages(args: argparse.Namespace) -> list[Stage]:
             lambda s: _heads(s, 1),
             needed=True,
         ),
-        Stage(
-            "joint",
-            joint_sets.STUDY,
-            {"limit": many, "k": k, "controls": controls, "ablation_controls": args.ablation_controls},
-            lambda s: _joint(s, n_sizes, controls, min(controls, args.ablation_controls)) * many,
-            needed=True,
-        ),
+        *_joint_stages(args),
         Stage(
             "patch copy",
             patch_heads.STUDY,
@@ -110,18 +116,33 @@ def stages(args: argparse.Namespace) -> list[Stage]:
     ]
 
 
+def _joint_stages(args: argparse.Namespace) -> list[Stage]:
+    """Head sets by every method for each pair; the later pair takes the ablations of TO from the first."""
+    shared = {name: getattr(args, name) for name in JOINT_OPTIONS}
+    return [
+        Stage(
+            name,
+            joint_sets.STUDY,
+            {"limit": args.limit, "from": pair[0], "to": pair[1], **shared},
+            partial(_joint, args=args, pair=pair, first=name == "joint"),
+            needed=name == "joint",
+        )
+        for name, pair in JOINT_PAIRS.items()
+    ]
+
+
 def _in_depth(args: argparse.Namespace, few: int) -> list[Stage]:
     """What carries the effect of a head, and along which way: estimates, edges, sites, layers, paths."""
     pattern = {"site": "pattern", "from": "pre", "to": "neut", "direction": "noise"}
     record = {"at": "record", "from": "neut_matched", "to": "neut", "direction": "noise"}
-    fewer = max(2, few // 2)  # everything behind the call is run again for each part
+    fewer = min(few, max(2, args.deep // 2))  # everything behind the call is run again for each part
     return [
         Stage("attribute", attribute_heads.STUDY, {"limit": few}, lambda s: _attribute(s) * few),
         Stage(
             "cut",
             cut_edges.STUDY,
-            {"limit": few, "k": args.k, "controls": 1},
-            lambda s: _cut(s, 1 + 2 * len(args.k)) * few,
+            {"limit": few, "k": args.k, "controls": args.cut_controls, "control_kinds": "random"},
+            lambda s: _cut(s, 1 + len(args.k) * (1 + args.cut_controls)) * few,
         ),
         Stage("direct", direct_effects.STUDY, {"limit": few}, lambda s: _direct(s) * few),
         Stage("layers", patch_layers.STUDY, {"limit": few}, lambda s: _layers(s) * few),
@@ -164,55 +185,84 @@ def _heads(s: Sizes, n_causal: int) -> Work:
     return scored + leaves(SEQUENCE - 1, 2 * n_causal * s.n_heads, s.half)
 
 
+def _both(s: Sizes, copies: float, depth: float = 1.0) -> Work:
+    """So many copies of either candidate."""
+    return leaves(s.failed, copies, depth) + leaves(s.gold, copies, depth)
+
+
+def _pair_runs(s: Sizes, source: str, target: str) -> Work:
+    """A clean run of either candidate under both conditions."""
+    return _runs(s, (source, target), s.failed) + _runs(s, (source, target), s.gold)
+
+
 def _runs(s: Sizes, conditions: Sequence[str], tokens: float) -> Work:
     """A clean run with activations kept under each condition."""
     return context(sum(s.contexts[name] for name in conditions)) + leaves(tokens, len(conditions))
 
 
-def _joint(s: Sizes, n_sizes: int, controls: int, ablation_controls: int) -> Work:
-    """Effects of every set (in pre and neut for three ablations), off-target changes of the selected ones."""
-    clean = _runs(s, ("pre", "neut", "fail"), s.failed) + _runs(s, ("pre", "neut"), s.gold)
-    patched, ablated = n_sizes * (1 + controls), n_sizes * (1 + ablation_controls)
-    effects = leaves(s.failed, 3 * patched + 6 * ablated + 5 * n_sizes)
-    return clean + effects + leaves(s.gold, 6 * n_sizes)
+def _joint(s: Sizes, args: argparse.Namespace, pair: tuple[str, str], first: bool) -> Work:
+    """Clean runs; every set by every method, both candidates, where the effect is read; selected ones under fail too.
+
+    Beside the questions: the reference items' contexts, their runs as donors, and the fits of optimal constants.
+    """
+    labels, draws = labelled(args), joint_sets.draws_of(args)
+    methods = joint_sets.methods_of(args.methods)
+    work = _runs(s, (*pair, "fail"), s.failed) + _runs(s, pair, s.gold)
+    for method in methods:
+        ablates = method in ABLATIONS
+        copies, selected = 0, 0
+        for kind in joint_sets.kept(labels, method, args).values():
+            copies += draws(method, kind)
+            selected += draws(method, kind) if kind == "selected" else 0
+        if ablates and not first:
+            reads = 1
+        else:
+            reads = len(acts_in(method, pair))
+            if method != "denoise":
+                work += leaves(s.failed, selected)
+        work += leaves(s.failed, reads * copies) + leaves(s.gold, reads * copies)
+    fits = len(joint_sets.kept(labels, "optimal", args)) if "optimal" in methods else 0
+    fitted = FITTED_ITEMS * (s.contexts[pair[0]] + fits * STEPS * 4 * 3 * s.half * (s.failed + s.gold) / 2)
+    donors = 2 * REFERENCE_SIZE * (sum(s.contexts[name] for name in pair) + s.failed + s.gold)
+    return work * args.limit + context(donors + fitted)
 
 
 def _patch(s: Sizes, source: str, target: str, n_sets: int) -> Work:
-    sweeps = leaves(s.failed, 2 * s.n_heads, s.half) + leaves(s.failed, 2 * n_sets)
-    return _runs(s, (source, target), s.failed) + sweeps
+    """Both candidates, both directions."""
+    sweeps = _both(s, 2 * s.n_heads, s.half) + _both(s, 2 * n_sets)
+    return _pair_runs(s, source, target) + sweeps
 
 
 def _attribute(s: Sizes) -> Work:
-    """A backward pass is twice a forward."""
+    """A backward pass is twice a forward; of a× there is one of its diverging tokens as well."""
     units = s.n_heads + s.n_layers
-    return _runs(s, ("pre", "neut"), s.failed) + leaves(s.failed, 2 * units, s.half) + leaves(s.failed, 6)
+    return _pair_runs(s, "pre", "neut") + _both(s, 2 * units, s.half) + _both(s, 6) + leaves(s.failed, 6)
 
 
 def _cut(s: Sizes, n_sets: int) -> Work:
-    return context(s.system + s.contexts["neut"]) + leaves(s.failed, 4 * n_sets + 2)
+    return context(s.system + s.contexts["neut"]) * 2 + _both(s, 4 * n_sets + 2)
 
 
 def _direct(s: Sizes) -> Work:
     """Total effects of heads and MLPs by a sweep, direct ones by an unembedding each, in both directions."""
     units = 2 * (s.n_heads + s.n_layers)
-    return (
-        _runs(s, ("pre", "neut"), s.failed) + leaves(s.failed, units, s.half) + leaves(s.failed, units, 0.0)
-    )
+    return _pair_runs(s, "pre", "neut") + _both(s, units, s.half) + _both(s, units, 0.0)
 
 
 def _layers(s: Sizes) -> Work:
-    return _runs(s, ("pre", "neut"), s.failed) + leaves(s.failed, 4 * s.n_layers, s.half)
+    return _pair_runs(s, "pre", "neut") + _both(s, 4 * s.n_layers, s.half)
 
 
 def _path(s: Sizes, controls: int) -> Work:
-    return _runs(s, ("pre", "neut", "neut"), s.failed) + leaves(s.failed, controls + 2, s.half)
+    return _pair_runs(s, "pre", "neut") + _runs(s, ("neut",), s.failed) + _both(s, controls + 2, s.half)
 
 
 def _at_record(s: Sizes, n_sets: int) -> Work:
     """A copy begins at the recorded call: behind it stand the observation and a× again. Heads by key/value group."""
-    behind = s.contexts["neut"] - s.contexts["pre"] + s.failed
+    behind = s.contexts["neut"] - s.contexts["pre"]
     copies = s.n_kv_heads + n_sets
-    return _runs(s, ("neut", "neut"), s.failed) + Work(copies, copies * behind, copies * s.failed)
+    per_candidate = [Work(copies, copies * (behind + n), copies * n) for n in (s.failed, s.gold)]
+    return _pair_runs(s, "neut", "neut") + per_candidate[0] + per_candidate[1]
 
 
 def _placebo(s: Sizes, n_items: int, shuffles: int = 20) -> Work:
