@@ -20,11 +20,11 @@ from probes.wording import load_wording
 from tests.mech_cases import FolderFactory, one_thread  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS, REFERENCE, Shell, loaded_once, shell  # noqa: F401 - a fixture
 
-HEADS = ["--heads", "top:2", "--controls", "1"]
+HEADS = ["--heads", "top:2", "--controls", "1", "--control-kinds", "random"]
 NEEDS = (
     ("ablate", HEADS),
     ("ablate", [*HEADS, "--how", "resample"]),
-    ("ablate", [*HEADS, "--how", "zero", "--strength-controls", "1"]),
+    ("ablate", [*HEADS, "--how", "zero", "--control-kinds", "norm"]),
     ("joint", ["--k", "1", "--controls", "1", "--ablation-controls", "1"]),
     ("placebo", ["--top", "2", "--shuffles", "1"]),
     ("probe", ["--ablate", "L0H1"]),
