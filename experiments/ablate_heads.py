@@ -37,6 +37,7 @@ from experiments.ablating import (
     REFERENCE,
     WHERE,
     CleanRuns,
+    Donors,
     Replacement,
     reference_set,
     replacement,
@@ -126,10 +127,12 @@ def run(args: argparse.Namespace) -> Report:
     needs = bool(set(args.how) - {"zero", "scale"}) or bool({"norm", "damage"} & set(args.control_kinds))
     reference = reference_set(session, args) if needs else None
     sets = head_sets(session, args, selected, args.control_kinds, reference)
-    puts = {how: replacement(session, args, how=how, reference=reference) for how in args.how}
+    donors = None if reference is None else Donors(session, reference)
+    puts = {how: replacement(session, args, how=how, reference=reference, donors=donors) for how in args.how}
     units = units_of(session, args, sets, puts)
     planned = sum(_questions(unit, pair) for unit in units)
-    logger.info("ablate: %d questions under %d ways and %d sets", planned, len(puts), len(sets))
+    if not args.quiet:
+        logger.info("ablate: %d questions under %d ways and %d sets", planned, len(puts), len(sets))
     about = {
         **about_items(session),
         **about_sets(sets),

@@ -90,6 +90,7 @@ class Donors:
     session: Session
     reference: ReferenceSet
     _kept: OrderedDict[tuple[str, str, str, bool], _Z] = field(default_factory=OrderedDict)
+    _asks: dict[tuple[str, str, str], Ask] = field(default_factory=dict)
     _means: dict[tuple[str, str, bool], RoleMeans] = field(default_factory=dict)
 
     def of(self, item: Item, condition: str, n: int) -> list[Item]:
@@ -116,10 +117,12 @@ class Donors:
     def ask(self, donor: Item, condition: str, candidate: str) -> Ask:
         """The donor's own question: its action of the same name (its failed one where it has none), turn ended."""
         name = candidate if candidate in donor.candidates() else "failed"
-        [ask] = asks(
-            self.session.model, donor, [condition], self.session.wording, [name], NOTHING, None, True
-        )
-        return ask
+        key = (donor.item_id, condition, name)
+        if key not in self._asks:
+            [self._asks[key]] = asks(
+                self.session.model, donor, [condition], self.session.wording, [name], NOTHING, None, True
+            )
+        return self._asks[key]
 
     def z(self, ask: Ask, everywhere: bool) -> _Z:
         """Z of all heads in a question: at its candidate positions, or at all of them."""
@@ -133,8 +136,10 @@ class Donors:
             self._kept.popitem(last=False)
         return z
 
-    def roles(self, ask: Ask) -> tuple[str, ...]:
-        """The role of every position of a question."""
+    def roles(self, ask: Ask, everywhere: bool) -> tuple[str, ...]:
+        """The role of every position of a question, or of its candidate positions."""
+        if not everywhere:
+            return ("last_prompt", *["action" for _ in ask.query.action[1:]])
         return position_roles(self.session.model, ask.item, ask.condition, self.session.wording, ask.query)
 
     def role_means(self, condition: str, candidate: str, everywhere: bool) -> RoleMeans:
@@ -149,9 +154,7 @@ class Donors:
             for item in self.reference.items:
                 if lacking(item, condition) is None:
                     ask = self.ask(item, condition, candidate)
-                    roles = self.roles(ask)
-                    start = 0 if everywhere else ask.query.candidate.start
-                    means.add(kept_z(self.session, ask, everywhere), roles[start:])
+                    means.add(self.z(ask, everywhere), self.roles(ask, everywhere))
             if not means.counts:
                 raise InputError(f"No reference item can be put under {condition}: mean-role needs one.")
             self._means[key] = means
@@ -243,10 +246,10 @@ class Replacement:
             return [self.fixed(heads, where)]
         donors, everywhere = self._donors(), where == "all"
         at: Where = tuple(range(len(ask.query.tokens))) if everywhere else "candidate"
-        roles = donors.roles(ask)
+        roles = donors.roles(ask, everywhere)
         if self.how == "mean-role":
             means = donors.role_means(ask.condition, ask.candidate, everywhere)
-            values = means.at(roles if everywhere else roles[ask.query.candidate.start :])
+            values = means.at(roles)
             return [replace_heads(heads, values.to(donors.session.model.dtype), at)]
         found = []
         for draw, donor in enumerate(donors.of(ask.item, ask.condition, self.draws)):
@@ -255,7 +258,7 @@ class Replacement:
             z = resampled(
                 donors.z(asked, everywhere),
                 roles if everywhere else (),
-                donors.roles(asked) if everywhere else (),
+                donors.roles(asked, True) if everywhere else (),
                 (len(ask.query.action), len(asked.query.action)),
                 rng,
             )
@@ -358,6 +361,7 @@ def replacement(
     tasks: Collection[str] = (),
     how: str | None = None,
     reference: ReferenceSet | None = None,
+    donors: Donors | None = None,
 ) -> Replacement:
     """What `how` puts in the place of z.
 
@@ -367,6 +371,7 @@ def replacement(
         tasks: as in `reference_set`.
         how: one of METHODS; None takes `args.how`.
         reference: the reference set, where it is at hand; None draws it.
+        donors: of that reference set, where several ways share the runs.
 
     Raises:
         InputError: as `reference_set`.
@@ -395,7 +400,7 @@ def replacement(
         found.notes,
         None if mean is None else mean.z,
         reference=found,
-        donors=None if how == "mean" else Donors(session, found),
+        donors=None if how == "mean" else donors or Donors(session, found),
     )
 
 
@@ -459,7 +464,7 @@ class CleanRuns:
     """The last few questions' clean runs, from which any ablation at their candidate positions starts."""
 
     session: Session
-    room: int = 16
+    room: int = 8
     _kept: OrderedDict[tuple[str, int], Run] = field(default_factory=OrderedDict)
 
     def of(self, ask: Ask, shared: int) -> Run:

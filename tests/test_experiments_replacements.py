@@ -170,7 +170,7 @@ def test_values_come_from_matching_places_of_one_donor(session: Session) -> None
     for draw, change in enumerate(put.interventions(HEADS, "all", ask)):
         asked = donors.ask(own[draw], "fail", "failed")
         z = donors.z(asked, True)
-        theirs = donors.roles(asked)
+        theirs = donors.roles(asked, True)
         edits = list(change.edits)
         for at, role in enumerate(roles):
             of = [
