@@ -10,7 +10,7 @@ several pairs of conditions. cuts.jsonl → knockout.csv.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 import pandas as pd
@@ -33,6 +33,7 @@ from probes.contrast import FORMS, contrast_of
 from probes.dose import against_controls, share_removed
 from probes.families import corrected, family_lines
 from probes.items import Item
+from probes.joint_effects import kind_and_size
 from probes.metric_sums import metrics_of, reference_notes, sums_of, token_counts
 from probes.record import SOURCES, edge_sources
 from probes.scoring import asks, system_length
@@ -123,7 +124,14 @@ def cut_item(
         rows.append(
             {
                 **{"id": row_id(item, pair, *parts), "item_id": item.item_id, "task_id": item.task_id},
-                **{"from": low, "to": high, "sources": kind, "set": name, "kind": role, "k": len(heads)},
+                **{
+                    "from": low,
+                    "to": high,
+                    "sources": kind,
+                    "set": name,
+                    "kind": role,
+                    "k": size_of(name, heads),
+                },
                 **{
                     "n_cut": len(sources.get(kind, ())),
                     "before": start["failed"],
@@ -134,6 +142,11 @@ def cut_item(
             }
         )
     return rows
+
+
+def size_of(label: str, heads: Sized) -> int:
+    """How many heads; of a control, those of the set that it controls."""
+    return kind_and_size(label)[1] if "/" in label else len(heads)
 
 
 def knockout(folder: RunFolder, session: Session) -> pd.DataFrame:

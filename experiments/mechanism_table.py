@@ -50,7 +50,6 @@ NAMES = {
 KINDS = {
     "random": "random, same layers",
     "norm": "equal output norm",
-    "strength": "equal output norm",
     "damage": "equal damage",
     "direction": "random direction",
     "previous_token": "previous-token heads",
@@ -95,10 +94,8 @@ def from_ablation(
     controls: pd.DataFrame,
     off_target: pd.DataFrame,
 ) -> pd.DataFrame:
-    """Rows of an ablation at all positions, whose share is of Δcopy; COLUMNS. Tables without a metric are of log p."""
-    removed, controls = (
-        one if "metric" in one else one.assign(metric="logprob") for one in (removed, controls)
-    )
+    """Rows of an ablation at all positions, whose share is of Δcopy; COLUMNS."""
+    removed, controls, off_target = (one[one["how"] == how] for one in (removed, controls, off_target))
     of_set = {
         str(label): group.set_index("quantity")
         for label, group in off_target[off_target["kind"] == "selected"].groupby("set")
@@ -139,7 +136,7 @@ def markdown(table: pd.DataFrame) -> str:
         parts += [f"### {env}, {low} → {high}, {_counts(rows['n'])} items", ""]
         parts += ["Shares of log p(a×) / of the margin over the reference.", "", *_shares(rows, sizes), ""]
         for k in sizes:
-            if set(rows.loc[rows["k"] == k, "controls"]) - {"random", "strength", ""}:
+            if set(rows.loc[rows["k"] == k, "controls"]) - {"random", ""}:
                 parts += [*_controls(rows[rows["k"] == k], k), ""]
         parts += [*_changes(rows, sizes), ""]
     return "\n".join(parts)

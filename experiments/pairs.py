@@ -119,7 +119,7 @@ def measure_all(
             folder.append_all(name, measure(session, item, pair, todo))
 
 
-def require_conditions(session: Session, pair: tuple[str, str]) -> Session:
+def require_conditions(session: Session, pair: Sequence[str]) -> Session:
     """The session with the items that can be put under both conditions, the others noted as left out.
 
     Raises:

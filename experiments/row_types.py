@@ -76,7 +76,8 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         **{"n_tokens": dict[str, _Tokens], "terms": dict[str, _LogProb], "before_terms": dict[str, _LogProb]},
     },
     "ablations": {
-        **{**_ITEM, "set": _Name, "kind": _Name, "k": _Count, "values": dict[str, float]},
+        **{**_ITEM, **_PAIR, "how": _Name, "set": _Name, "kind": _Name, "k": _Count, "references": _Name},
+        "scores": dict[str, dict[str, list[float]]],
         "losses": NotRequired[dict[str, list[float]]],
     },
     "joint_sets": {
