@@ -55,7 +55,9 @@ def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shel
     said = shell.ran("joint", *words(shell))
     shell.ran("joint", *words(shell, "--engine", "reference"), out="slow")
     rows, slow = shell.lines("joint_sets"), shell.lines("joint_sets", "slow")
-    assert [row["id"] for row in rows] == [f"{one.item_id}|pre>neut|{how}" for one in SHORT for how in METHODS]
+    assert [row["id"] for row in rows] == [
+        f"{one.item_id}|pre>neut|{how}" for one in SHORT for how in METHODS
+    ]
     for one, other in zip(rows, slow, strict=True):
         for key, value in one["whole"].items():
             assert abs(value - other["whole"][key]) <= NATS
@@ -65,7 +67,9 @@ def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shel
             for label, value in values.items():
                 assert abs(value - other["under"][key][label]) <= loose * NATS, (one["id"], key, label)
     table = shell.table("carried")
-    assert set(table["metric"]) == set(FORMS) and set(table["from"]) == {"pre"} and set(table["to"]) == {"neut"}
+    assert (
+        set(table["metric"]) == set(FORMS) and set(table["from"]) == {"pre"} and set(table["to"]) == {"neut"}
+    )
     beside = {
         how: {"random", "previous_token", "sink", "complement", "direction"}
         - ({"direction"} if how == "knockout" else set())
@@ -91,7 +95,9 @@ def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shel
             assert found["share"] == pytest.approx(shares[0])
             assert found["control_mean"] == pytest.approx(np.mean(shares[1:]))
             assert found["excess"] == pytest.approx(shares[0] - np.mean(shares[1:]))
-            assert found["p"] == pytest.approx((sum(one >= shares[0] for one in shares[1:]) + 1) / (draws + 1))
+            assert found["p"] == pytest.approx(
+                (sum(one >= shares[0] for one in shares[1:]) + 1) / (draws + 1)
+            )
             assert found["n_controls"] == draws and found["n"] == len(SHORT)
     single = cells.loc[("margin", "noise", "complement", 2)]
     assert single["n_controls"] == 1 and np.isnan(single["p"]) and np.isnan(single["percentile"])
@@ -101,7 +107,9 @@ def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shel
 
 def difference(row: dict) -> dict[str, float]:
     terms = row["n_tokens"]
-    return metrics_of(terms, {term: row["whole"][f"{term}|neut"] - row["whole"][f"{term}|pre"] for term in terms})
+    return metrics_of(
+        terms, {term: row["whole"][f"{term}|neut"] - row["whole"][f"{term}|pre"] for term in terms}
+    )
 
 
 def effect_on(row: dict, label: str) -> dict[str, float]:
@@ -164,7 +172,9 @@ def test_all_heads_together_are_the_other_run_in_any_pair(shell: Shell) -> None:
             whole = noise["whole"]
             assert abs(whole[f"failed|{high}"] - whole[f"failed|{low}"]) > 10 * NATS
             for term in ("failed", "gold", "diverging"):
-                assert noise["under"][f"{term}|{high}"]["top6"] == pytest.approx(whole[f"{term}|{low}"], abs=NATS)
+                assert noise["under"][f"{term}|{high}"]["top6"] == pytest.approx(
+                    whole[f"{term}|{low}"], abs=NATS
+                )
                 other = whole[f"{term}|{high}"]
                 assert denoise["under"][f"{term}|{low}"]["top6"] == pytest.approx(other, abs=NATS)
             # Without attention the candidate positions know nothing of the context.
@@ -250,7 +260,9 @@ def test_methods_are_asked_of_the_sets_that_the_options_say() -> None:
     assert len(kept(labels, "noise", args)) == 20 and len(kept(labels, "knockout", args)) == 17
     assert len(kept(labels, "mean", args)) == 2 + 4 + 6 + 3 and len(kept(labels, "optimal", args)) == 4
     assert draws_of(args)("resample", "selected") == 20 and draws_of(args)("resample", "random") == 1
-    assert control_kinds("random:100,sink", 5) == {"random": 100, "sink": 1} and control_kinds("none", 5) == {}
+    assert (
+        control_kinds("random:100,sink", 5) == {"random": 100, "sink": 1} and control_kinds("none", 5) == {}
+    )
     assert methods_of("mean,noise") == ("noise", "mean") and methods_of("all") == METHODS
 
 
