@@ -1,7 +1,8 @@
-"""What the best heads carry of Δcopy, by method: share against the number of heads, beside random heads.
+"""What the best heads carry of a difference of two conditions, by method: share against the number of heads.
 
-Reads carried.csv. Selected heads: share and 95 % interval. Layer-matched random heads: mean, and the range over draws.
-One page an environment. Dashed: all of Δcopy.
+Reads carried.csv. Selected heads: share of log p(a×) and of the margin over the reference, with 95 % intervals.
+Layer-matched random heads: mean, and the range over draws; other kinds of controls: their means, all of log p(a×). One
+page an environment and pair of conditions. Dashed: all of the difference.
 """
 
 from __future__ import annotations
@@ -17,13 +18,24 @@ from figures.layout import LINE, arms, handles_of, page_name, span
 from figures.load import MissingTable, read_table
 
 TITLES = {
-    "noise": "noising: z from pre",
-    "denoise": "denoising: z from neut",
+    "noise": "noising: z from {from}",
+    "denoise": "denoising: z from {to}",
     "mean": "mean ablation",
+    "mean-role": "mean ablation, by role",
     "resample": "resample ablation",
     "zero": "zero ablation",
+    "optimal": "optimal ablation",
     "knockout": "attention to the call cut",
 }
+MARKS = {
+    "norm": ("equal output norm", "v"),
+    "damage": ("equal damage", "D"),
+    "direction": ("random direction", "x"),
+    "previous_token": ("previous-token heads", "<"),
+    "sink": ("sink heads", "P"),
+    "complement": ("all other heads", "*"),
+}
+"""Kinds of controls drawn as points: name and mark."""
 _DIRECTIONS = {"necessity": "share removed", "sufficiency": "share restored"}
 
 
@@ -37,39 +49,35 @@ def draw_carried(run: Path) -> list[Path]:
     if table.empty:
         raise MissingTable("carried.csv has no rows.")
     written = []
-    for index, (env, rows) in enumerate(table.groupby("env", sort=True)):
-        written += _draw_page(rows, str(env), run, page_name("carried", index))
+    pages = table.groupby(["env", "from", "to"], sort=False)
+    for index, ((env, low, high), rows) in enumerate(sorted(pages, key=lambda page: page[0][0])):
+        written += _draw_page(rows, str(env), (str(low), str(high)), run, page_name("carried", index))
     return written
 
 
-def _draw_page(rows: pd.DataFrame, env: str, run: Path, name: str) -> list[Path]:
+def _draw_page(rows: pd.DataFrame, env: str, pair: tuple[str, str], run: Path, name: str) -> list[Path]:
     methods = [method for method in TITLES if method in set(rows["method"])]
     n_rows = -(-len(methods) // 3)
-    draws = (
-        span(rows.loc[rows["controls"] == "random", "n_controls"])
-        if "random" in set(rows["controls"])
-        else ""
-    )
     with style.styled():
-        figure, panels = style.new_figure(2.1 * n_rows + 0.9, n_rows, 3, sharex=True)
+        figure, panels = style.new_figure(2.1 * n_rows + 1.1, n_rows, 3, sharex=True)
         for axes, method in zip(panels, methods, strict=False):
-            part = rows[rows["method"] == method]
-            _draw_panel(axes, part, method, f"random, layer-matched (mean, range of {draws} draws)")
+            _draw_panel(axes, rows[rows["method"] == method], method, pair)
         for axes in panels[len(methods) :]:
             axes.set_visible(False)
         for axes in panels[-3:]:
             axes.set_xlabel("heads k (log scale)")
         handles = handles_of(panels[: len(methods)])
-        title = f"{env}, {int(rows['n'].max())} items: share of Δcopy"
+        title = f"{env}, {pair[0]} → {pair[1]}, {int(rows['n'].max())} items: share of the difference"
         figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles))
+        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3, fontsize=7)
         return style.save(figure, rows, run, name)
 
 
-def _draw_panel(axes: Axes, part: pd.DataFrame, method: str, label: str) -> None:
+def _draw_panel(axes: Axes, part: pd.DataFrame, method: str, pair: tuple[str, str]) -> None:
     style.zero_line(axes)
     axes.axhline(1, color=style.TOTAL, linestyle=(0, (4, 3)), linewidth=0.8, zorder=1)
-    controls = part[part["controls"] == "random"].sort_values("k")
+    own = part[part["metric"] == "logprob"]
+    controls = own[own["controls"] == "random"].sort_values("k")
     if not controls.empty:
         axes.fill_between(
             controls["k"], controls["control_lo"], controls["control_hi"], color=style.RANDOM, alpha=0.3, lw=0
@@ -81,14 +89,27 @@ def _draw_panel(axes: Axes, part: pd.DataFrame, method: str, label: str) -> None
             marker="s",
             markersize=3,
             lw=1.1,
-            label=label,
+            label=f"random, layer-matched (mean, range of {span(controls['n_controls'])} draws)",
         )
-    chosen = part.drop_duplicates("k").sort_values("k")
-    axes.errorbar(
-        chosen["k"], chosen["share"], yerr=arms(chosen, "share"), color=style.SELECTED, marker="o", markersize=4,
-        zorder=4, label="highest on repeated random tokens (95 % interval)", **{**LINE, "linewidth": 1.5},
-    )  # fmt: skip
-    axes.set_title(f"{TITLES[method]}\n{_DIRECTIONS[str(part['direction'].iloc[0])]}", fontsize=8.5)
+    for kind, (label, mark) in MARKS.items():
+        beside = own[own["controls"] == kind]
+        axes.plot(
+            beside["k"], beside["control_mean"], color=style.MUTED, marker=mark, markersize=4, lw=0,
+            label=label if len(beside) else None,
+        )  # fmt: skip
+    looks = (
+        ("logprob", "log p(a×), highest on repeated random tokens", style.SELECTED, "o"),
+        ("margin", "margin over the reference, the same heads", style.TOTAL, "^"),
+    )
+    for metric, label, color, mark in looks:
+        chosen = part[part["metric"] == metric].drop_duplicates("k").sort_values("k")
+        if not chosen.empty:
+            axes.errorbar(
+                chosen["k"], chosen["share"], yerr=arms(chosen, "share"), color=color, marker=mark,
+                markersize=4, zorder=4, label=label, **{**LINE, "linewidth": 1.5},
+            )  # fmt: skip
+    title = TITLES[method].format(**{"from": pair[0], "to": pair[1]})
+    axes.set_title(f"{title}\n{_DIRECTIONS[str(part['direction'].iloc[0])]}", fontsize=8.5)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(sorted(set(part["k"]))))

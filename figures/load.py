@@ -41,7 +41,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "attribution.csv": ("item_id", "direction", "site", "layer", "head", "effect_nats", "estimate_nats"),
     "ablation.csv": ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n"),
     "carried.csv": (
-        *("env", "method", "direction", "set", "k", "share", "ci_lo", "ci_hi"),
+        *("env", "from", "to", "metric", "method", "direction", "set", "k", "share", "ci_lo", "ci_hi"),
         *("controls", "n_controls", "control_mean", "control_lo", "control_hi", "n"),
     ),
     "controls.csv": ("set", "k", "n_controls", "p", "control", "percentile"),

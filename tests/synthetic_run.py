@@ -338,19 +338,45 @@ def _attribution(effects: pd.DataFrame, rng: np.random.Generator) -> pd.DataFram
 
 
 def _carried(rng: np.random.Generator) -> pd.DataFrame:
-    """Six methods at four sizes, selected heads above their random controls."""
+    """Eight methods at four sizes, selected heads above their controls, margins below log-probabilities."""
+    methods = ("noise", "denoise", "mean", "mean-role", "resample", "zero", "optimal", "knockout")
     rows = []
-    for place, method in enumerate(("noise", "denoise", "mean", "resample", "zero", "knockout")):
+    for place, method in enumerate(methods):
         for step, k in enumerate((4, 8, 16, 32)):
-            share = 0.2 + 0.2 * step + 0.03 * place
-            control = 0.02 * step + float(rng.normal(0, 0.01))
-            own = (share, share - 0.1, share + 0.12, 24 * share)
-            spread = (20, control, control - 0.05, control + 0.07, 1.0, 1 / 21)
-            excess = (share - control, share - control - 0.1, share - control + 0.1)
-            direction = "sufficiency" if method == "denoise" else "necessity"
-            known = ("toolshed", method, direction, f"top{k}", k)
-            rows.append((*known, *own, "random", *spread, *excess, 24, 22))
-    return pd.DataFrame(rows, columns=list(TABLES["carried"]))
+            kinds = ("random", "norm", "damage", "direction", "sink") if k == 16 else ("random",)
+            for metric, factor in (("logprob", 1.0), ("margin", 0.7)):
+                share = factor * (0.2 + 0.2 * step + 0.03 * place)
+                for kind in kinds:
+                    control = 0.02 * step + float(rng.normal(0, 0.01))
+                    row = {
+                        **{
+                            "env": "toolshed",
+                            "from": "pre",
+                            "to": "neut",
+                            "metric": metric,
+                            "method": method,
+                        },
+                        **{"direction": "sufficiency" if method == "denoise" else "necessity"},
+                        **{
+                            "set": f"top{k}",
+                            "k": k,
+                            "share": share,
+                            "ci_lo": share - 0.1,
+                            "ci_hi": share + 0.12,
+                        },
+                        **{"effect_nats": 24 * share, "controls": kind, "n_controls": 20},
+                        **{
+                            "control_mean": control,
+                            "control_lo": control - 0.05,
+                            "control_hi": control + 0.07,
+                        },
+                        **{"percentile": 100.0, "p": 1 / 21, "p_holm": 1.0, "family_size": 64},
+                        **{"excess": share - control, "excess_lo": share - control - 0.1},
+                        **{"excess_hi": share - control + 0.1, "excess_p": 0.001, "excess_p_holm": 0.06},
+                        **{"n_draws": 1, "draw_sd": np.nan, "n": 24, "n_clusters": 22},
+                    }
+                    rows.append(row)
+    return pd.DataFrame(rows)[list(TABLES["carried"])]
 
 
 def _ablation(rng: np.random.Generator) -> pd.DataFrame:
