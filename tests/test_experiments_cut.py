@@ -9,6 +9,7 @@ from mech.engine import Engine
 from mech.interventions import NOTHING, cut_edges
 from mech.patching import all_heads
 from mech.queries import Query
+from probes.contrast import FORMS
 from probes.record import edge_sources
 from probes.scoring import asks
 from probes.toolshed_items import build_toolshed_items
@@ -28,7 +29,9 @@ def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shel
     assert [row["id"] for row in rows] == [row["id"] for row in slow]
     for one, other in zip(rows, slow, strict=True):
         assert abs(one["logprob"] - other["logprob"]) <= NATS and abs(one["before"] - other["before"]) <= NATS
-    table = shell.table("knockout").set_index(["sources", "set"])
+    every = shell.table("knockout")
+    assert set(every["metric"]) == set(FORMS) and every["k"].tolist().count(6) < len(every)
+    table = every[every["metric"] == "logprob"].set_index(["sources", "set"])
     assert set(table.index.get_level_values("sources")) == {"record", "observation", "goal", "earlier"}
     assert set(table.index.get_level_values("set")) == {"all", "top2", "top2/random0"}
     by_id = {row["id"]: row for row in rows}
@@ -39,6 +42,31 @@ def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shel
     assert table.loc[("record", "all"), "effect_nats"] == pytest.approx(np.mean(removed))
     assert table.loc[("earlier", "all"), "n"] == 1  # one of the items has a step
     assert any("record" in line for line in said.out)
+    margin = every[every["metric"] == "margin"].set_index(["sources", "set"])
+
+    def margins(row: str, terms: str) -> float:
+        return by_id[row][terms]["failed"] - by_id[row][terms]["gold"]
+
+    copy = [margins(f"{i}|none", "terms") - margins(f"{i}|none", "before_terms") for i in items]
+    removed = [margins(f"{i}|none", "terms") - margins(f"{i}|record|all", "terms") for i in items]
+    assert margin.loc[("record", "all"), "share"] == pytest.approx(sum(removed) / sum(copy))
+    assert np.isnan(table.loc[("record", "all"), "p"])  # without controls
+    assert table.loc[("record", "top2"), "p"] in (0.5, 1.0)
+
+
+def test_other_pairs_and_kinds_of_controls_have_rows_of_their_own(shell: Shell) -> None:
+    shell.ran("cut", *WORDS)
+    first = shell.lines("cuts")
+    more = ["--from", "neut_other", "--control-kinds", "random,previous_token,complement", "--control-k", "2"]
+    said = shell.ran("cut", *WORDS, *more, "--metric", "margin")
+    assert shell.lines("cuts")[: len(first)] == first and any(
+        "neut_other → neut, margin" in one for one in said.out
+    )
+    table = shell.table("knockout")
+    assert set(table["from"]) == {"pre", "neut_other"}
+    own = table[(table["from"] == "neut_other") & (table["kind"] == "complement")]
+    assert len(own) and set(own["k"]) == {2}  # of the set that it controls
+    shell("cut", *WORDS, "--control-kinds", "direction", out="other").sentence("leave direction out")
 
 
 def test_a_killed_run_goes_on_and_another_set_is_refused(shell: Shell) -> None:
