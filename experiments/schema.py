@@ -212,11 +212,11 @@ CALIBRATION = (
     *("n", "n_clusters"),
 )
 
-# Simulations of `probes.stats`: error (p at most .05 though the null holds), attainable (what an exact test can reject),
-# both (and the interval excludes the truth), coverage of the 95 % interval, below and above: on which side it misses.
+# Simulations of `probes.stats`: error (p at most .05 though the null holds), flips (of the sign-flip test alone),
+# attainable (what an exact test can reject), coverage of the 95 % interval, below and above: on which side it misses.
 CALIBRATE = (
     *("statistic", "population", "n_clusters", "simulations", "skew_items", "skew_clusters"),
-    *("error", "attainable", "both", "coverage", "below", "above", "width"),
+    *("error", "flips", "attainable", "coverage", "below", "above", "width"),
 )
 
 # What a study left out of which items: `what` is a condition or a measure, `why` a sentence.
