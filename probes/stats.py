@@ -11,10 +11,10 @@ denominators of 1), θ = Σ s_c / Σ n_c and r_c = s_c − θ n_c, for C cluster
                     as likely to be −s_c. Exact up to `EXACT` non-zero clusters; beyond, b of `N_FLIPS` random flips
                     give p = (b + 1) / (N_FLIPS + 1) (Phipson & Smyth 2010). 0/1 differences with an item a cluster
                     make it McNemar's exact test. No p where even all of one sign could not reach .05: m < 6.
-    skewness        "the mean is 0" is not "each s_c is as likely to be −s_c" where differences are skewed: the flips alone
-                    then err more often than they say. p is therefore the larger of theirs and of the one at which the
-                    interval below just reaches 0, so that p ≤ .05 never stands beside an interval that holds 0.
-                    Not so for 0/1 differences and others with `bounds`, where the two nulls are (nearly) one.
+    skewness        where differences are skewed, "the mean is 0" is not "each s_c is as likely to be −s_c", and the
+                    flips alone err more often than they say. p is therefore the larger of theirs and of the one at
+                    which the interval below just reaches 0, so that p ≤ .05 never stands beside an interval that
+                    holds 0. Not so for 0/1 differences and others with `bounds`: there the two nulls are (nearly) one.
     interval        studentised cluster bootstrap (bootstrap-t; Davison & Hinkley 1997, section 5.2; Cameron, Gelbach &
                     Miller 2008): quantiles of t* = (θ* − θ) / se* over draws of C clusters with replacement, se* of the
                     draw but at least `FLOOR` of se, so that no draw's t* is infinite; each end is the wider of this one
@@ -329,8 +329,9 @@ def _studentised(
     n_draws, n_clusters = counts.shape
     lo, hi, p = np.full((3, len(estimates)), np.nan)
     widest = float(stdtrit(n_clusters - 1, (1 + level) / 2))
-    observed = np.divide(estimates, errors, out=np.sign(estimates) * np.inf, where=errors > 0)
-    normal = 2 * stdtr(n_clusters - 1, -np.abs(np.nan_to_num(observed)))
+    certain = np.where(estimates == 0, 0.0, np.copysign(np.inf, estimates))  # what does not vary
+    observed = np.divide(estimates, errors, out=certain, where=errors > 0)
+    normal = 2 * stdtr(n_clusters - 1, -np.abs(observed))
     if n_draws == 0:
         return np.stack([estimates - widest * errors, estimates + widest * errors, normal])
     tail = (1 - level) / 2
@@ -400,18 +401,28 @@ def _median_ends(
 ) -> tuple[float, float]:
     """The least and the largest value that the sign-flip test of Σ sign(x − m) does not reject as the median.
 
-    Tried are every value that occurs and every gap between two, in whose inside the signs stay the same.
+    Tried are every value that occurs and every gap between two, in whose inside the signs stay the same, from either
+    end inwards until one is kept. Those beyond √(2 ln(2/α)) standard deviations of the flips need no test: Hoeffding.
     """
     points = np.unique(numbers)
     ranks = np.searchsorted(points, numbers)
     # Places 0, 1, 2, … are point 0, the gap above it, point 1, …; an item of rank r stands at place 2r.
     places = np.arange(2 * len(points) - 1)
-    signs = np.sign(2 * ranks[:, None] - places[None, :]).astype(float)
-    rejected = sign_flip(_sums(signs, codes, n_clusters), rng) <= alpha  # NaN: it cannot be
-    kept = places[~rejected]
-    if len(kept) == 0:
+    sums = _sums(np.sign(2 * ranks[:, None] - places[None, :]).astype(float), codes, n_clusters)
+    near = places[np.abs(sums.sum(0)) <= math.sqrt(2 * math.log(2 / alpha)) * np.sqrt((sums**2).sum(0))]
+
+    def first_kept(order: Int[np.ndarray, " place"]) -> int | None:
+        for at in range(0, len(order), 16):
+            some = order[at : at + 16]
+            kept = some[~(sign_flip(sums[:, some], rng) <= alpha)]  # NaN: it cannot be rejected
+            if len(kept):
+                return int(kept[0])
+        return None
+
+    lowest, highest = first_kept(near), first_kept(near[::-1])
+    if lowest is None or highest is None:
         return math.nan, math.nan
-    return float(points[kept[0] // 2]), float(points[(kept[-1] + 1) // 2])
+    return float(points[lowest // 2]), float(points[(highest + 1) // 2])
 
 
 def draw_clusters(
