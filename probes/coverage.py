@@ -30,6 +30,7 @@ from probes.stats import MIN_CLUSTERS, RATE, Interval, RngFactory, cluster_media
 
 ALPHA = 0.05
 BLOCK = 250
+FLIPS = 4999
 ICC = 0.5
 MEDIANS = 4
 """Medians have this many times fewer simulations: each is tested at every item."""
@@ -149,7 +150,7 @@ def calibrate(
         shapes.append(_skewness(data, n_clusters))
         if population.tested:
             signs = np.sign(data.numerators) if population.statistic == "median" else data.numerators
-            flips.append(sign_flip(_by_cluster(signs, data, n_clusters), rng) <= ALPHA)
+            flips.append(sign_flip(_by_cluster(signs, data, n_clusters), rng, n_flips=FLIPS) <= ALPHA)
     lo, hi = np.array([one.lo for one in found]), np.array([one.hi for one in found])
     below, above = population.truth < lo, population.truth > hi
     rejected = np.array([one.p for one in found]) <= ALPHA  # NaN: not tested, so not rejected
