@@ -4,10 +4,10 @@ For each wrong call a× the environment supplies the rest: the error in its leng
 what a× would have been answered had it worked. A pool is a function of its seed alone.
 
 `paper`: the six templates of the paper's design under one system prompt, observations framed as the wording says.
-`all`: fourteen templates, four system prompts and four frames, so that a claim can be tested over them. A task's prompt
-and frame follow from its place alone, template × prompt × frame crossed as evenly as 16 cells allow. A task of a paper's
-template is the task of the `paper` pool; in the paper's prompt and frame its items are the very items of that pool,
-elsewhere their ids say which prompt and frame they have.
+`all`: fourteen templates, four system prompts and four frames, so that a claim can be tested over them. A task's
+prompt and frame follow from its place alone, template × prompt × frame crossed as evenly as 16 cells allow. A task of
+a paper's template is the task of the `paper` pool; in the paper's prompt and frame its items are the very items of
+that pool, elsewhere their ids say which prompt and frame they have.
 """
 
 from __future__ import annotations

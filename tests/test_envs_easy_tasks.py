@@ -14,7 +14,7 @@ from envs.rollout import first_wrong, run
 from envs.toolshed import Toolshed
 from envs.toolshed.calls import parse_call
 from envs.toolshed.easy import EASY
-from envs.toolshed.tasks import TEMPLATES
+from envs.toolshed.tasks import PAPER_TEMPLATES
 from envs.toolshed.world import Document, Person, World
 from tests.rollout_cases import PHRASES, saying, streams
 
@@ -46,7 +46,7 @@ def after(task: Task[World], calls: list[str]) -> World:
 
 def test_errands_of_one_call_alternate_with_those_of_several(tasks: tuple[Task[World], ...]) -> None:
     assert [task.template for task in tasks[:12]] == [
-        name for pair in zip(EASY, TEMPLATES, strict=True) for name in pair
+        name for pair in zip(EASY, PAPER_TEMPLATES, strict=True) for name in pair
     ]
     assert [task.template for task in tasks] == [task.template for task in tasks[:12]] * 4
     assert [len(task.gold) == 1 for task in tasks] == [True, False] * 24

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from envs.toolshed.tools import KIND_NAMES, SYSTEM_PROMPT, TOOLS
 
-_JSON_TYPES: Mapping[str, object] = {
+_JSON_TYPES: Mapping[str, Mapping[str, object]] = {
     "str": {"type": "string"},
     "float": {"type": "number"},
     "list[str]": {"type": "array", "items": {"type": "string"}},
@@ -28,8 +28,8 @@ def _stubs() -> str:
         "def done():",
         '    """Report that the request is dealt with."""',
         "",
-        "# A visitor or a colleague writes a request. Reply with the next call to make, alone on one line, with keyword",
-        "# arguments and no comment. Dates look like YYYY-MM-DD and times like HH:MM. Call done() at the end.",
+        "# A visitor or a colleague writes a request. Reply with the next call to make, alone on one line, with",
+        "# keyword arguments and no comment. Dates look like YYYY-MM-DD and times like HH:MM. Call done() at the end.",
     ]
     return "\n".join(lines)
 
@@ -42,8 +42,7 @@ def _schema() -> str:
     ]
     for tool in TOOLS.values():
         properties = {
-            each.name: {**dict(_JSON_TYPES[each.kind]), "description": each.about}  # type: ignore[call-overload]
-            for each in tool.parameters
+            each.name: {**_JSON_TYPES[each.kind], "description": each.about} for each in tool.parameters
         }
         schema = {
             "type": "object",

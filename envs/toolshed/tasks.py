@@ -1,8 +1,8 @@
 """Errands of two or three calls: the sentence a user would write, and the calls that carry it out.
 
-PAPER_TEMPLATES are the six kinds of the paper's design; rollouts and pools that are compared with its numbers take these.
-TEMPLATES has eight more, so that there are enough kinds of task to generalise over: texts moved and read aloud, meetings
-moved and answered by mail, several guests, numbers by mail.
+PAPER_TEMPLATES are the six kinds of the paper's design: rollouts take these, and pools that are held against its
+numbers. TEMPLATES has eight more, so that there are enough kinds of task to generalise over: texts moved and read,
+meetings put off and noted, mail after a look at a group, a reminder with an address, several guests, a number by mail.
 """
 
 from __future__ import annotations
