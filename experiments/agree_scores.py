@@ -26,6 +26,7 @@ from experiments.options import (
     PROBLEMS,
     RUNNING,
     SEED,
+    TEMPLATES,
     WORDING,
     Report,
     Study,
@@ -155,6 +156,6 @@ STUDY = Study(
     "agree",
     "compare the ranking of heads by every score with that by their causal effects",
     "backfire agree --out runs/first",
-    (*ON_MODEL, ENV, PROBLEMS, ITEMS, WORDING, SEED, CLUSTER, METRIC, *RUNNING),
+    (*ON_MODEL, ENV, TEMPLATES, PROBLEMS, ITEMS, WORDING, SEED, CLUSTER, METRIC, *RUNNING),
     run,
 )

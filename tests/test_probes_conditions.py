@@ -31,7 +31,8 @@ from probes.conditions import (
     render,
 )
 from probes.filler import filler
-from probes.items import Item, load_items
+from probes.item_record import FRAME
+from probes.items import Item, dump_items, load_items
 from probes.placebo import with_unrelated
 from probes.toolshed_items import build_toolshed_items
 from probes.wording import DEFAULT_WORDING, Wording, load_wording
@@ -81,6 +82,68 @@ def test_a_record_is_the_failed_call_and_its_observation(
             {"role": "assistant", "content": item.failed_action},
             {"role": "user", "content": f"Result: {getattr(item, field)}"},
         ]
+
+
+def test_the_mark_is_the_failure_without_the_call_and_ack_the_acknowledgement_without_it(
+    items: list[Item],
+) -> None:
+    for item in items:
+        context = render(item, "pre", W)
+        for condition, recorded in (("mark", "fail"), ("ack", "neut")):
+            messages = render(item, condition, W)
+            assert messages == [*context, render(item, recorded, W)[-1]]
+            assert all(item.failed_action not in turn["content"] for turn in messages)
+    echoing = replace(items[0], obs_fail=f"no: {items[0].failed_action}")
+    assert lacking(echoing, "mark") == "no failure observation without the call"
+    with pytest.raises(InputError, match="no failure observation without the call"):
+        render(echoing, "mark", W)
+    assert lacking(echoing, "ack") is None
+
+
+@pytest.mark.parametrize(
+    ("frame", "written"),
+    [
+        ("[tool output] {observation}", '[tool output] say "no"\n{json}'),
+        ("<o>\n{observation}\n</o>", '<o>\nsay "no"\n{json}\n</o>'),
+        ('{"content": {json}}', '{"content": "say \\"no\\"\\n{json}"}'),
+        (None, 'Result: say "no"\n{json}'),
+    ],
+)
+def test_an_items_own_frame_stands_in_the_place_of_the_wordings_prefix(
+    frame: str | None, written: str, items: list[Item], tmp_path: Path
+) -> None:
+    item = next(item for item in items if item.step_index)
+    own = replace(item, obs_fail='say "no"\n{json}', meta={**item.meta, **({FRAME: frame} if frame else {})})
+    for condition in ("fail", "mark", "fail_instr", "fail_early"):
+        assert written in [turn["content"] for turn in render(own, condition, W)]
+    told = {
+        name: [turn["content"] for turn in render(own, name, W, words) if turn["role"] == "user"][1:]
+        for name in CONDITIONS
+    }
+    plain = {"abstract", "abstract_min", "abstract_forbids"}
+    head, tail = written.split("say")[0], written.rpartition("{json}")[2]
+    for name, turns in told.items():
+        assert turns
+        for turn in turns[: -1 if name in plain else None]:  # a note of the runtime has no frame
+            assert turn.startswith(head) and turn.endswith(tail)
+    for condition, other in AS_LONG_AS.items():
+        if condition not in NEARLY_AS_LONG:
+            sizes = [sum(words(t["content"]) for t in render(own, c, W, words)) for c in (condition, other)]
+            assert sizes[0] == sizes[1]
+    dump_items([own], tmp_path / "items.jsonl")
+    assert load_items(tmp_path / "items.jsonl") == [own]
+
+
+@pytest.mark.parametrize(
+    "frame", ["no place", "{observation} {observation}", "{json}{observation}", 3, ["x"]]
+)
+def test_a_frame_without_one_place_for_the_observation_is_refused(
+    frame: Any, items: list[Item], tmp_path: Path
+) -> None:
+    path = tmp_path / "items.jsonl"
+    dump_items([replace(items[0], meta={FRAME: frame})], path)
+    with pytest.raises(InputError, match="line 1.*observation_frame"):
+        load_items(path)
 
 
 def test_repeated_failures_repeat_the_record_and_nothing_else(items: list[Item]) -> None:
