@@ -179,7 +179,7 @@ def resampled(
     donor_roles: Sequence[str],
     n_candidate: tuple[int, int],
     rng: Any,
-) -> _Z:
+) -> Float[Tensor, "layer place head d_head"]:
     """A donor's z laid out for a recipient: prompt positions by role, candidate positions in order.
 
     Args:
