@@ -33,7 +33,6 @@ from mech.head_norms import HeadNorms, head_norms
 from mech.heads import HeadSet
 from mech.induction import top_heads
 from mech.interventions import replace_heads
-from mech.means import mean_z
 from mech.patching import all_heads
 from mech.strength import LOW_IN, StrengthControl, low_heads, strength_matched
 from probes.scoring import decision_run
@@ -194,7 +193,7 @@ def damage_of(session: Session, reference: ReferenceSet) -> Callable[[Sequence[H
 
     Items without a reference action lend their failed one.
     """
-    mean = mean_z(session.engine, reference.prompts).z
+    mean = reference.mean_z(session.engine).z
     runs: list[Run] = []
     for item in reference.items[:DAMAGE_ITEMS]:
         candidate = "gold" if item.gold_action is not None else "failed"
