@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from experiments.ablated_sets import (
     CONTROLS,
@@ -151,7 +152,11 @@ def run(args: argparse.Namespace) -> Report:
             if unit.row_id not in folder.done_ids("ablations"):
                 folder.append("ablations", measured(session, unit, pair, args.where, sequences, clean))
         tables = write_tables(folder, session, sets, args.delta, args.delta_loss)
-        notes = [*write_left_out(folder, session), *notes_of(sets, args.control_kinds)]
+        notes = [
+            *write_left_out(folder, session),
+            *notes_of(sets, args.control_kinds),
+            *_margins(folder.rows("ablations")),
+        ]
         notes += [] if reference is None else reference.notes
         fitted = {how: put.fitted() for how, put in puts.items() if put.fits}
         meter = session.engine.meter
@@ -292,6 +297,16 @@ def off_target(session: Session, sequences: RepeatedTokens, change: Intervention
     """The losses on text and random tokens (nats a token), each passage and sequence by itself."""
     losses = off_target_losses(session.engine, sequences, change)
     return {"item_id": "prose", "task_id": "prose", "references": "none", "scores": {}, "losses": losses}
+
+
+def _margins(rows: pd.DataFrame) -> list[str]:
+    """What the margin is against where an item has no reference action."""
+    kinds = rows[(rows["kind"] == "none") & (rows["item_id"] != "prose")]["references"].value_counts()
+    said = {
+        "distractors": "have no reference action: their margin is against the mean of their distractors",
+        "none": "have neither reference action nor distractors: of them log p(a×) alone is measured",
+    }
+    return [f"{kinds[kind]} items {what}" for kind, what in said.items() if kind in kinds]
 
 
 def report(tables: Tables, metric: str) -> str:

@@ -42,7 +42,6 @@ from mech.engine import Run
 from mech.errors import InputError
 from mech.heads import HeadSet
 from mech.interventions import NOTHING, Intervention, Where, replace_heads, scale_heads
-from mech.means import mean_z
 from mech.optimal_constants import Fit, fit_constants
 from mech.trie import common_prefix
 from probes.conditions import lacking
@@ -179,7 +178,7 @@ def resampled(
     donor_roles: Sequence[str],
     n_candidate: tuple[int, int],
     rng: Any,
-) -> _Z:
+) -> Float[Tensor, "layer place head d_head"]:
     """A donor's z laid out for a recipient: prompt positions by role, candidate positions in order.
 
     Args:
@@ -384,7 +383,7 @@ def replacement(
     found = reference_set(session, args, tasks) if reference is None else reference
     draws = getattr(args, "draws", DRAWS.default) if how == "resample" else 1
     about: dict[str, Any] = {**found.about, "how": how}
-    mean = mean_z(session.engine, found.prompts) if how in ("mean", "optimal") else None
+    mean = found.mean_z(session.engine) if how in ("mean", "optimal") else None
     if mean is not None:
         about |= {"positions": mean.n_positions, "sha256": mean.sha256}
     if how == "resample":

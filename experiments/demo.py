@@ -77,8 +77,11 @@ def draw(out: Path) -> None:
 def conclusion(out: Path) -> str:
     """The three numbers in plain words, and where everything lies."""
     summary = read_frame(out / "summary.csv").set_index("measure")
-    removed = read_frame(out / "removed.csv")
-    controls = read_frame(out / "controls.csv").set_index(["control", "k"]).loc[("random", 16)]
+    removed, beside = (
+        table[table["metric"] == "logprob"]
+        for table in (read_frame(out / f"{name}.csv") for name in ("removed", "controls"))
+    )
+    controls = beside.set_index(["control", "k"]).loc[("random", 16)]
     top = removed[(removed["kind"] == "selected") & (removed["k"] == 16)].iloc[0]
     gain, copy, sem = (summary.loc[name] for name in ("G", "copy", "sem"))
     ratio = copy["mean"] / -gain["mean"]

@@ -150,7 +150,7 @@ def _loss(
         with torch.set_grad_enabled(differentiate):
             loss = _row_loss(engine.model, row, heads, constants, first) / n_questions
         engine.meter.ran += 1
-        total += float(loss)
+        total += float(loss.detach())
         if gradient is not None:
             [own] = torch.autograd.grad(loss, [constants])
             gradient += own

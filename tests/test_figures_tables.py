@@ -16,6 +16,7 @@ from figures.load import (
     REQUIRED,
     FigureError,
     MissingTable,
+    first_way,
     head_shares,
     read_heads,
     read_table,
@@ -178,3 +179,20 @@ def test_a_curve_that_cannot_be_drawn_is_refused() -> None:
         circuit_numbers(pd.concat([curve, curve[:1]]), circuit)
     with pytest.raises(MissingTable, match="held-out"):
         circuit_numbers(curve[curve["test_set"] == "training"], circuit)
+
+
+def test_of_several_ways_and_metrics_the_first_way_and_one_metric_are_drawn() -> None:
+    cells = [(how, metric) for how in ("resample", "mean") for metric in ("logprob", "margin", "loss")]
+    table = pd.DataFrame(cells, columns=["how", "metric"]).assign(value=range(6))
+    assert first_way(table)["value"].tolist() == [0, 2]
+    assert first_way(table, "margin")["value"].tolist() == [1, 2]
+    older = table.drop(columns=["how", "metric"])
+    assert first_way(older).equals(older)
+
+
+def test_controls_of_one_set_a_size_are_not_in_the_picture() -> None:
+    rows = [("none", "none", 0, 9.0), ("top4", "selected", 4, 3.0)]
+    rows += [("top4/damage0", "damage", 4, 5.0), ("top4/sink0", "sink", 4, 8.0)]
+    table = pd.DataFrame(rows, columns=["set", "kind", "k", "mean"]).assign(measure="copy", n=7)
+    found = dose_numbers(table.assign(ci_lo=0.0, ci_hi=9.0), "copy")
+    assert set(found["kind"]) == {"none", "selected", "damage"}
