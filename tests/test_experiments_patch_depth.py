@@ -90,14 +90,14 @@ def test_positions_that_do_not_correspond_are_refused(tiny_folder: FolderFactory
 
 def test_one_folder_holds_several_sites_and_pairs(shell: Shell) -> None:
     shell.ran("patch", *QUICK)
-    alone = shell.table("shares")
+    alone = shell.logprob("shares")
     shell.ran("patch", *QUICK, "--site", "v", "--at", "record", *MATCHED)
     shell.ran("patch", *QUICK, "--from", "neut", "--to", "fail")
     shell.ran("patch", *QUICK, "--site", "resid_pre")
     shell.ran("patch", *QUICK, "--site", "pattern")
     names = ["patch", "patch v record neut_matched>neut", "patch z candidate neut>fail"]
     assert [shell.about(name)["done"] for name in names] == [True] * 3
-    shares, effects = shell.table("shares"), shell.table("effects")
+    shares, effects = shell.logprob("shares"), shell.logprob("effects")
     pd.testing.assert_frame_equal(
         shares.iloc[: len(alone)].astype({"kv_head": float, "head": int}), alone.astype({"kv_head": float})
     )
@@ -113,7 +113,7 @@ def test_one_folder_holds_several_sites_and_pairs(shell: Shell) -> None:
     assert values["head"].isna().all() and sorted(values["kv_head"].unique()) == [0, 1] and len(values) == 6
     layers = effects[effects["site"] == "resid_pre"]
     assert layers[["head", "kv_head"]].isna().all(axis=None) and sorted(layers["layer"]) == [0, 1, 2, 3]
-    joint = shell.table("redundancy")
+    joint = shell.logprob("redundancy")
     assert set(joint["site"]) == {"z", "v", "pattern"}
     last = layers[layers["layer"] == 3].iloc[0]  # all that the final norm reads is the other run's answer
     assert last["share"] == pytest.approx(1.0, abs=1e-4)
@@ -153,13 +153,13 @@ def test_items_of_unequal_length_are_left_out_by_name(shell: Shell, monkeypatch:
     said = shell.ran("patch", "--k", "2", "--site", "v", "--at", "record", *MATCHED, "--direction", "noise")
     assert any("1 items left out (garden-0): The record of item garden-0 has" in line for line in said.out)
     assert list(shell.about("patch v record neut_matched>neut")["extra"]["skipped"]) == ["garden-0"]
-    assert set(shell.table("effects")["item_id"]) == {"garden-1", "garden-2"}
+    assert set(shell.logprob("effects")["item_id"]) == {"garden-1", "garden-2"}
 
 
 def test_a_screen_patches_the_heads_of_largest_pooled_estimate_and_says_what_it_left(shell: Shell) -> None:
     words = ["--k", "2", "--direction", "noise", "--limit", "2"]
     said = shell.ran("patch", *words, "--screen", "attribution:3")
-    estimates, effects = shell.table("estimates"), shell.table("effects")
+    estimates, effects = shell.logprob("estimates"), shell.logprob("effects")
     assert len(estimates) == 12 and estimates["patched"].sum() == 3
     largest = estimates.sort_values("estimate_nats", key=abs, ascending=False).head(3)
     assert largest["patched"].all()
@@ -169,7 +169,7 @@ def test_a_screen_patches_the_heads_of_largest_pooled_estimate_and_says_what_it_
     assert any("9 of 12 heads were not patched" in line and "saturated" in line for line in said.out)
     shell.ran("patch", *words, out="all")
     keys = ["item_id", "direction", "layer", "head"]
-    whole = shell.table("effects", "all").set_index(keys)["effect_nats"]
+    whole = shell.logprob("effects", "all").set_index(keys)["effect_nats"]
     ours = effects.set_index(keys)["effect_nats"]
     np.testing.assert_allclose(ours, whole.loc[ours.index], rtol=0, atol=NATS)
     shell("patch", *words).sentence("other settings: screen")
@@ -181,19 +181,19 @@ def test_a_screen_patches_the_heads_of_largest_pooled_estimate_and_says_what_it_
     }
     assert "on 2 fully patched items a screen of 3 heads left out" in said_of["copy"]
     assert "saturated" in said_of["sem"]  # the table is of Δcopy
-    assert shell.table("estimates").groupby(["from", "to"])["patched"].sum().tolist() == [3, 3]
+    assert shell.logprob("estimates").groupby(["from", "to"])["patched"].sum().tolist() == [3, 3]
 
 
 def test_direct_effects_add_up_and_name_their_roles(shell: Shell) -> None:
     shell.ran("direct", "--limit", "2")
     shell.ran("direct", "--from", "neut", "--to", "fail", "--limit", "1")
-    table = shell.table("direct")
+    table = shell.logprob("direct")
     copy = table[table["to"] == "neut"]
     assert len(copy) == 2 * (12 + 3) and copy[copy["kind"] == "mlp"]["head"].isna().all()
     np.testing.assert_allclose(copy["total_nats"], copy["direct_nats"] + copy["indirect_nats"], atol=1e-12)
     assert copy["role"].isna().all()  # one task tells nothing
     shell.ran("patch", "--k", "2", "--limit", "2")
-    shares = shell.table("shares").set_index(["direction", "layer", "head"])
+    shares = shell.logprob("shares").set_index(["direction", "layer", "head"])
     heads = copy[copy["kind"] == "head"].set_index(["direction", "layer", "head"])
     np.testing.assert_allclose(heads["total_share"], shares.loc[heads.index, "share"], atol=1e-4)
     assert (heads["direct_share"] - heads["total_share"]).abs().max() > 1e-3
@@ -202,10 +202,12 @@ def test_direct_effects_add_up_and_name_their_roles(shell: Shell) -> None:
 def test_layers_are_those_of_patch_and_end_in_the_whole_answer(shell: Shell) -> None:
     shell.ran("layers", "--limit", "2")
     shell.ran("patch", "--k", "2", "--site", "mlp_out", "--limit", "2")
-    table = shell.table("layers")
+    table = shell.logprob("layers")
     keys = ["direction", "layer"]
     mlp = table[table["site"] == "mlp_out"].set_index(keys)["share"]
-    np.testing.assert_allclose(mlp, shell.table("shares").set_index(keys).loc[mlp.index, "share"], atol=1e-6)
+    np.testing.assert_allclose(
+        mlp, shell.logprob("shares").set_index(keys).loc[mlp.index, "share"], atol=1e-6
+    )
     resid = table[table["site"] == "resid_pre"].set_index(keys)["share"]
     for direction in ("noise", "denoise"):
         assert resid[direction, 0] == 0.0  # the same tokens
@@ -216,7 +218,7 @@ def test_layers_are_those_of_patch_and_end_in_the_whole_answer(shell: Shell) -> 
 def test_a_path_has_a_share_and_controls(how: str, shell: Shell) -> None:
     words = ["--senders", "2", "--receivers", "4", "--controls", "3", "--how", how]
     said = shell.ran("path", *words)
-    table = shell.table("path").set_index("set")
+    table = shell.logprob("path").set_index("set")
     assert list(table.index[table["kind"] == "random"]) == ["random0", "random1", "random2"]
     line = table.loc["previous-token"]
     spread = table.loc[table["kind"] == "random", "share"]
@@ -225,8 +227,23 @@ def test_a_path_has_a_share_and_controls(how: str, shell: Shell) -> None:
     rows = pd.DataFrame(shell.lines("path"))
     clean = rows[rows["set"] == "none"].set_index("item_id")
     cut = rows[rows["set"] == "previous-token"].set_index("item_id")
-    delta = (clean["logprob"] - clean["before"]).mean()
-    assert line["share"] == pytest.approx((clean["logprob"] - cut["logprob"]).mean() / delta)
+    sums = {
+        name: pd.DataFrame(list(rows[column]), index=rows.index)
+        for name, rows, column in (
+            ("before", clean, "before"),
+            ("clean", clean, "after"),
+            ("cut", cut, "after"),
+        )
+    }
+    for metric, of in (
+        ("logprob", lambda one: one["failed"]),
+        ("margin", lambda one: one["failed"] - one["gold"]),
+    ):
+        both = shell.table("path")
+        line_of = both[(both["metric"] == metric) & (both["set"] == "previous-token")].iloc[0]
+        lost, delta = of(sums["clean"]) - of(sums["cut"]), of(sums["clean"]) - of(sums["before"])
+        assert line_of["share"] == pytest.approx(lost.mean() / delta.mean())
+        assert (line_of["p_holm"], line_of["family_size"]) == (line_of["p"], 1)
     assert line["how"] == how and abs(line["share"]) > 1e-6
     entry = shell.about("path")["provenance"]
     assert entry["receivers"].count(",") == 3 and any("share their keys" in text for text in said.out)
