@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.left_out import write_left_out
-from experiments.metric_views import of_metric
+from experiments.metric_views import of_metric, require_metric
 from experiments.options import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive
 from experiments.pairs import DIRECTIONS, FROM, TO, pair_of, pair_runs, require_conditions
 from experiments.progress import progress
@@ -40,6 +40,7 @@ SCREEN = Option("screen", positive, 40, "heads that a screen would keep; what it
 def run(args: argparse.Namespace) -> Report:
     """Attribute and patch every item in both directions, then derive the tables."""
     session = require_conditions(open_session(args, one_env=True), pair_of(args))
+    require_metric(session.items, args.metric)
     with open_run(STUDY, args, session.model, about_items(session)) as folder:
         for item in progress(session.items, len(session.items), "attribute", args.quiet):
             done = folder.done_ids("attributions")

@@ -12,6 +12,7 @@ from experiments.patch_tables import parse_part
 from mech.engine import Engine
 from mech.errors import InputError
 from mech.site_patching import Part
+from probes.items import dump_items
 from probes.patch_pairs import LengthMismatch, pattern_columns, shared_positions
 from probes.patching import SITES, PatchTask, patched
 from probes.scoring import decision_run
@@ -288,3 +289,57 @@ def test_a_part_is_read_as_it_is_printed() -> None:
         assert parse_part(str(part)) == part
     with pytest.raises(InputError, match="is no part of a model"):
         parse_part("L3K1")
+
+
+def test_items_without_a_reference_are_in_logprob_alone_and_the_report_says_so(shell: Shell) -> None:
+    items = shell.tmp / "few.jsonl"
+    by_distractors = replace(ITEMS[1], gold_action=None)
+    alone = replace(ITEMS[2], gold_action=None, distractors=())
+    dump_items([ITEMS[0], by_distractors, alone], items)
+    said = shell.ran("patch", *QUICK[2:], "--items", items, "--metric", "margin")
+    text = "\n".join(said.out)
+    assert (
+        "1 of 3 items have no reference action: their margin is against the mean of their distractors."
+        in text
+    )
+    assert (
+        "1 of 3 items have neither a reference action nor distractors" in text and "shares of margin:" in text
+    )
+    shares = shell.table("shares").groupby("metric")["n"].first()
+    assert shares["logprob"] == shares["logprob_per_token"] == 3
+    assert shares["margin"] == shares["diverging_per_token"] == 2
+    rows = {row["item_id"]: row for row in shell.lines("patches")}
+    assert set(rows["garden-1"]["delta"]) == {"failed", "diverging", "distractor0", "distractor1"}
+    assert set(rows["garden-2"]["delta"]) == {"failed"}
+    effects = shell.table("effects")
+    own = effects[(effects["item_id"] == "garden-1") & (effects["metric"] == "margin")]
+    for row in own.itertuples():
+        sums = {name: parts[f"L{row.layer}H{row.head}"] for name, parts in rows["garden-1"]["heads"].items()}
+        others = (sums["distractor0"] + sums["distractor1"]) / 2
+        assert row.effect_nats == pytest.approx(sums["failed"] - others, abs=1e-12)
+    dump_items([alone], items)
+    for study in ("patch", "direct", "layers", "attribute", "path"):
+        shell(study, "--items", items, "--metric", "margin", out="none").sentence(
+            "There is no margin of these"
+        )
+
+
+def test_a_screen_by_another_metric_is_another_setting_and_ranks_by_its_estimates(shell: Shell) -> None:
+    words = ["--k", "2", "--direction", "denoise", "--limit", "2", "--screen", "attribution:3"]
+    shell.ran("patch", *words, "--metric", "margin")
+    estimates = shell.table("estimates").query("metric == 'margin'")
+    largest = estimates.sort_values("estimate_nats", key=abs, ascending=False).head(3)
+    assert largest["patched"].all() and estimates["patched"].sum() == 3
+    shell("patch", *words).sentence("other settings: screen_metric")
+    # Without a screen the metric is what is shown, and nothing else.
+    shell.ran("patch", *words[:-2], "--metric", "margin", out="whole")
+    shell.ran("patch", *words[:-2], out="whole")
+
+
+def test_templates_as_clusters_relabel_tables_and_not_rows(shell: Shell) -> None:
+    shell.ran("layers")
+    rows = shell.path("layers.jsonl").read_bytes()
+    assert (shell.table("layers")["n_clusters"] == 2).all()
+    shell.ran("layers", "--cluster", "template")
+    assert shell.path("layers.jsonl").read_bytes() == rows
+    assert (shell.table("layers")["n_clusters"] == 1).all()

@@ -1,4 +1,4 @@
-"""Effects on metrics from effects on sums: linear, equal to `Contrast.values`, exact and estimated, in odd cases too."""
+"""Effects on metrics from effects on sums: linear, equal to `Contrast.values`, exact and estimated, in odd cases."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_everything_from_the_other_run_gives_the_whole_difference_in_every_metri
 def test_estimates_of_every_metric_are_near_the_exact_effects_along_a_fine_line(
     name: str, engine: Engine
 ) -> None:
-    """Integrated along a fine line an MLP that moves alone gets its exact effect: in the margin and the tail as well."""
+    """Along a fine line an MLP that moves alone gets its exact effect: in the margin and the tail as well."""
     runs = runs_of(engine, PAIRS[name], attribution_names(engine.model))
     counts = about_difference(runs.contrast, runs.runs)["n_tokens"]
     exact: dict[str, dict[str, float]] = {}
