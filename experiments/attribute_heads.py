@@ -23,7 +23,7 @@ from experiments.records import RunFolder
 from experiments.session import Session, about_items, open_run, open_session
 from experiments.tables import frame_text, meter_text
 from mech.attribution import attribution_names
-from mech.engine import Run
+from mech.engine import Engine, Run
 from mech.layer_patching import patch_layers
 from mech.patching import patch_heads
 from mech.queries import Score
@@ -72,7 +72,7 @@ def attribute_item(
             recipient, donor, sign = runs.sides(candidate, direction)
             found = attribute_sums(engine, contrast, candidate, recipient, donor, direction, args.steps)
             estimates.update({name: units_of(one) for name, one in found.items()})
-            for unit, score in exact_scores(session, recipient, donor).items():
+            for unit, score in exact_scores(engine, recipient, donor).items():
                 for name, effect in effects_of(contrast, candidate, sign, score, recipient.score).items():
                     exact.setdefault(name, {})[unit] = effect
         about = {"item_id": item.item_id, "task_id": item.task_id, "direction": direction, **runs.about()}
@@ -80,10 +80,10 @@ def attribute_item(
     return rows
 
 
-def exact_scores(session: Session, recipient: Run, donor: Run) -> dict[str, Score]:
+def exact_scores(engine: Engine, recipient: Run, donor: Run) -> dict[str, Score]:
     """Unit (L18H6, MLP3) → the recipient's score with that one unit taken from the donor."""
-    heads = patch_heads(session.engine, recipient, donor)
-    mlps = patch_layers(session.engine, recipient, donor, "mlp_out")
+    heads = patch_heads(engine, recipient, donor)
+    mlps = patch_layers(engine, recipient, donor, "mlp_out")
     return {
         **{str(head): score for head, score in heads.items()},
         **{f"MLP{layer}": score for layer, score in mlps.items()},
