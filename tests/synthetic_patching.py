@@ -26,7 +26,7 @@ def write_patching(run: Path, seed: int = 5) -> None:
         "path": _path(rng),
     }
     for name, table in tables.items():
-        shares = [column for column in table.columns if column.endswith("share")]
+        shares = [column for column in table.columns if column.endswith(("share", "_lo", "_hi"))]
         margin = table.assign(metric="margin", **{column: 0.8 * table[column] for column in shares})
         both = pd.concat([table.assign(metric="logprob"), margin])
         both[list(TABLES[name])].to_csv(run / f"{name}.csv", index=False)
