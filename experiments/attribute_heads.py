@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.left_out import write_left_out
-from experiments.metric_views import of_metric
+from experiments.metric_views import of_metric, require_metric
 from experiments.options import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive
 from experiments.pairs import DIRECTIONS, FROM, TO, pair_of, pair_runs, require_conditions
 from experiments.progress import progress
@@ -23,7 +23,7 @@ from experiments.records import RunFolder
 from experiments.session import Session, about_items, open_run, open_session
 from experiments.tables import frame_text, meter_text
 from mech.attribution import attribution_names
-from mech.engine import Run
+from mech.engine import Engine, Run
 from mech.layer_patching import patch_layers
 from mech.patching import patch_heads
 from mech.queries import Score
@@ -40,6 +40,7 @@ SCREEN = Option("screen", positive, 40, "heads that a screen would keep; what it
 def run(args: argparse.Namespace) -> Report:
     """Attribute and patch every item in both directions, then derive the tables."""
     session = require_conditions(open_session(args, one_env=True), pair_of(args))
+    require_metric(session.items, args.metric)
     with open_run(STUDY, args, session.model, about_items(session)) as folder:
         for item in progress(session.items, len(session.items), "attribute", args.quiet):
             done = folder.done_ids("attributions")
@@ -71,7 +72,7 @@ def attribute_item(
             recipient, donor, sign = runs.sides(candidate, direction)
             found = attribute_sums(engine, contrast, candidate, recipient, donor, direction, args.steps)
             estimates.update({name: units_of(one) for name, one in found.items()})
-            for unit, score in exact_scores(session, recipient, donor).items():
+            for unit, score in exact_scores(engine, recipient, donor).items():
                 for name, effect in effects_of(contrast, candidate, sign, score, recipient.score).items():
                     exact.setdefault(name, {})[unit] = effect
         about = {"item_id": item.item_id, "task_id": item.task_id, "direction": direction, **runs.about()}
@@ -79,10 +80,10 @@ def attribute_item(
     return rows
 
 
-def exact_scores(session: Session, recipient: Run, donor: Run) -> dict[str, Score]:
+def exact_scores(engine: Engine, recipient: Run, donor: Run) -> dict[str, Score]:
     """Unit (L18H6, MLP3) → the recipient's score with that one unit taken from the donor."""
-    heads = patch_heads(session.engine, recipient, donor)
-    mlps = patch_layers(session.engine, recipient, donor, "mlp_out")
+    heads = patch_heads(engine, recipient, donor)
+    mlps = patch_layers(engine, recipient, donor, "mlp_out")
     return {
         **{str(head): score for head, score in heads.items()},
         **{f"MLP{layer}": score for layer, score in mlps.items()},

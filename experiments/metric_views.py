@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
-from experiments.schema import TABLES
 from mech.errors import InputError
+from probes.items import Item
+
+
+def require_metric(items: Sequence[Item], metric: str) -> None:
+    """Raise InputError where the metric is defined for none of the items, before anything is run."""
+    if metric != "logprob" and all(len(item.candidates()) == 1 for item in items):
+        raise InputError(_undefined(metric))
 
 
 def of_metric(table: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -16,13 +24,11 @@ def of_metric(table: pd.DataFrame, metric: str) -> pd.DataFrame:
     """
     rows = table[table["metric"] == metric]
     if rows.empty and len(table):
-        raise InputError(
-            f"There is no {metric} of these items: none has a reference action or a distractor to compare with."
-        )
+        raise InputError(_undefined(metric))
     return rows.drop(columns="metric")
 
 
-def ordered(name: str, table: pd.DataFrame) -> pd.DataFrame:
-    """The table with its columns as `experiments.schema` has them, further ones behind."""
-    known = [column for column in TABLES[name] if column in table.columns]
-    return table[[*known, *(column for column in table.columns if column not in known)]]
+def _undefined(metric: str) -> str:
+    return (
+        f"There is no {metric} of these items: none has a reference action or a distractor to compare with."
+    )

@@ -29,7 +29,7 @@ import pandas as pd
 
 from experiments.find_heads import ranking
 from experiments.left_out import write_left_out
-from experiments.metric_views import of_metric
+from experiments.metric_views import of_metric, require_metric
 from experiments.options import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, whole_numbers
 from experiments.pairs import FROM, TO, about_difference, pair_of, require_conditions
 from experiments.patch_screen import NO_SCREEN, Screen, no_screen, parse_screen, run_screen, write_estimates
@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> Report:
     require_defined(group, directions)
     session = open_session(args, one_env=True)
     session = require_conditions(session, pair_of(args))
+    require_metric(session.items, args.metric)
     scores, source = ranking(session.model, args.out, args.seed)
     sets = {f"top{k}": top_heads(scores, k) for k in args.k if k <= len(scores)}
     too_large = [k for k in args.k if k > len(scores)]

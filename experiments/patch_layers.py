@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.left_out import write_left_out
-from experiments.metric_views import of_metric
+from experiments.metric_views import of_metric, require_metric
 from experiments.options import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Report, Study
 from experiments.pairs import (
     FROM,
@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> Report:
     """Sweep every item, both sites and directions, then derive the table."""
     session, pair = open_session(args, one_env=True), pair_of(args)
     session = require_conditions(session, pair)
+    require_metric(session.items, args.metric)
     with open_run(for_pair(STUDY, pair), args, session.model, about_items(session)) as folder:
         measure_all(folder, session, pair, layers_item, "layers", args.quiet)
         table = write_layers(folder, session)

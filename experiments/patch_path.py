@@ -20,7 +20,7 @@ from torch import Tensor
 
 from experiments.find_heads import ranking
 from experiments.left_out import write_left_out
-from experiments.metric_views import of_metric
+from experiments.metric_views import of_metric, require_metric
 from experiments.options import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive
 from experiments.pairs import FROM, TO, for_pair, pair_of, require_conditions
 from experiments.progress import progress
@@ -69,6 +69,7 @@ def run(args: argparse.Namespace) -> Report:
     """Cut the path for every item and set of senders, then derive the table."""
     session, pair = open_session(args, one_env=True), pair_of(args)
     session = require_conditions(session, pair)
+    require_metric(session.items, args.metric)
     paths = choose(session, args)
     sharing = sharing_keys(session.model, paths.receivers)
     about = {

@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from figures.load import FigureError, Heads
+from figures.load import DIFFERENCES, FigureError, Heads
 from figures.report import write_all
 
 
@@ -28,10 +28,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--heads", help="heads to outline, like L18H6,L17H3 (default: those selected in heads.csv)"
     )
+    parser.add_argument(
+        "--metric",
+        choices=list(DIFFERENCES),
+        default="logprob",
+        help="what effects are counted in: log p(a×), its margin over the reference call, its diverging tokens",
+    )
     options = parser.parse_args(arguments)
     try:
         selected = None if options.heads is None else parse_heads(options.heads)
-        for path in write_all(options.run, selected, say=print):
+        for path in write_all(options.run, selected, say=print, metric=options.metric):
             print(path)
     except FigureError as error:
         print(error, file=sys.stderr)

@@ -2,7 +2,8 @@
 
 Reads agreement.csv. Left: Spearman's rank correlation over all heads. Right: the overlap (Jaccard) of the top k by
 score with the top k by effect; the dashed line is what a random ranking gives. Scores in italics were taken on the
-very transcripts: no head set that is to be tested on them may be chosen by one.
+very transcripts: no head set that is to be tested on them may be chosen by one. Below: how much of the difference the
+single heads' effects sum up to, and how well the effects of one half of the tasks rank heads as the other half's do.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from matplotlib.axes import Axes
 
 from figures import style
 from figures.layout import LINE, arms, fold, handles_of, rows_of
-from figures.load import DIRECTIONS, MissingTable, is_true, read_table, refuse_doubles
+from figures.load import DIFFERENCES, DIRECTIONS, MissingTable, is_true, of_metric, read_table, refuse_doubles
 
 _LOOKS = {
     "denoise": ("denoising (sufficiency)", style.COPY, "o", -0.16),
@@ -24,9 +25,10 @@ _LOOKS = {
 _TOP = 16
 
 
-def draw_agreement(run: Path) -> list[Path]:
+def draw_agreement(run: Path, metric: str = "logprob") -> list[Path]:
     """Write the figure `agreement` from agreement.csv; returns its three files."""
-    table = read_table(run, "agreement.csv")
+    whole = of_metric(read_table(run, "agreement.csv"), "agreement.csv", metric)
+    table = whole.dropna(subset=["score"])
     sizes = sorted(set(table.loc[table["statistic"] == "jaccard", "k"].dropna()))
     k = min(sizes, key=lambda size: (abs(size - _TOP), size)) if sizes else None
     rank = table[table["statistic"] == "spearman"]
@@ -52,9 +54,26 @@ def draw_agreement(run: Path) -> list[Path]:
         figure.legend(
             list(found.values()), list(found), loc="outside lower center", ncols=len(found),
             title=f"{int(rank['n_heads'].max())} heads, {int(rank['n'].max())} items; in italics: scores taken on "
-            "the items themselves", title_fontsize=8,
+            f"the items themselves\n{_effects(whole, metric)}", title_fontsize=8,
         )  # fmt: skip
         return style.save(figure, pd.concat(parts), run, "agreement")
+
+
+def _effects(table: pd.DataFrame, metric: str) -> str:
+    """What is agreed with, a line a direction."""
+    lines = []
+    for direction in DIRECTIONS:
+        rows = table[table["direction"] == direction]
+        if rows.empty:
+            continue
+        first = rows.iloc[0]
+        text = (
+            f"{_LOOKS[direction][0].split(' ')[0]}: single effects sum to {first['effects_nats']:.1f} of "
+            f"{first['delta_nats']:.1f} nats of {DIFFERENCES[metric]}"
+        )
+        halves = rows.loc[rows["statistic"] == "reliability", "estimate"].dropna()
+        lines.append(text + (f"; half against half: ρ = {halves.iloc[0]:.2f}" if len(halves) else ""))
+    return "\n".join(lines)
 
 
 def _draw_panel(axes: Axes, table: pd.DataFrame, order: list[str]) -> None:

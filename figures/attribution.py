@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from figures import style
 from figures.labels import name_points
 from figures.layout import handles_of
-from figures.load import DIRECTIONS, FigureError, MissingTable, read_table, refuse_doubles
+from figures.load import DIRECTIONS, FigureError, MissingTable, of_metric, read_table, refuse_doubles
 from figures.score_vs_effect import spearman
 
 SITES = {"z": "heads", "mlp_out": "MLPs"}
@@ -66,9 +66,9 @@ def _largest(values: pd.Series, k: int) -> np.ndarray:
     return chosen
 
 
-def draw_attribution(run: Path) -> list[Path]:
+def draw_attribution(run: Path, metric: str = "logprob") -> list[Path]:
     """Write the figure `attribution` from attribution.csv; returns its three files."""
-    table = read_table(run, "attribution.csv")
+    table = of_metric(read_table(run, "attribution.csv"), "attribution.csv", metric)
     there = set(zip(table["site"], table["direction"], strict=True))
     sites = [site for site in SITES if any((site, direction) in there for direction in DIRECTIONS)]
     directions = [name for name in DIRECTIONS if any((site, name) in there for site in SITES)]
@@ -83,7 +83,7 @@ def draw_attribution(run: Path) -> list[Path]:
                 axes.set_axis_off()
                 continue
             title = f"{len(numbers)} {SITES[site]}, {_TITLES[direction]}"
-            _draw_panel(axes, numbers, title, site == sites[-1])
+            _draw_panel(axes, numbers, title, site == sites[-1], metric)
         handles = handles_of(panels)
         names = ["equal", *(name for name, *_ in _LOOKS.values())]
         figure.legend(
@@ -96,7 +96,7 @@ def draw_attribution(run: Path) -> list[Path]:
         return style.save(figure, pd.concat(tables), run, "attribution")
 
 
-def _draw_panel(axes: Axes, numbers: pd.DataFrame, title: str, lowest: bool) -> None:
+def _draw_panel(axes: Axes, numbers: pd.DataFrame, title: str, lowest: bool, metric: str) -> None:
     style.zero_line(axes)
     style.zero_line(axes, vertical=True)
     axes.axline(
@@ -112,7 +112,8 @@ def _draw_panel(axes: Axes, numbers: pd.DataFrame, title: str, lowest: bool) -> 
     correlation = "ρ undefined" if np.isnan(rho) else f"ρ = {rho:.2f}"
     k, hits = int(numbers["k"].iloc[0]), int((numbers["kind"] == "both").sum())
     axes.set_title(f"{title}\nSpearman {correlation}, recall@{k} = {hits / k:.2f}")
-    axes.set(ylabel="exact effect, nats", xlabel="attribution estimate, nats" if lowest else "")
+    on = "" if metric == "logprob" else f" on {metric.replace('_', ' ')}"
+    axes.set(ylabel=f"exact effect{on}, nats", xlabel="attribution estimate, nats" if lowest else "")
     axes.margins(x=0.1, y=0.12)
     axes.set_aspect("equal", adjustable="datalim")  # a nat is as long on both axes
     for axis in (axes.xaxis, axes.yaxis):

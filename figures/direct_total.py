@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from figures import style
 from figures.labels import name_points
 from figures.layout import count
-from figures.load import DIRECTIONS, MissingTable, read_table, refuse_doubles
+from figures.load import DIFFERENCES, DIRECTIONS, MissingTable, of_metric, read_table, refuse_doubles
 
 TITLES = {"denoise": "Denoising (sufficiency)", "noise": "Noising (necessity)"}
 _LOOKS = {
@@ -43,15 +43,15 @@ def direct_numbers(table: pd.DataFrame) -> pd.DataFrame:
     return kept.assign(role=kept["role"].fillna("")).reset_index(drop=True)
 
 
-def draw_direct_total(run: Path) -> list[Path]:
+def draw_direct_total(run: Path, metric: str = "logprob") -> list[Path]:
     """Write the figure `direct_total`, a panel per direction; returns its three files."""
-    numbers = direct_numbers(read_table(run, "direct.csv"))
+    numbers = direct_numbers(of_metric(read_table(run, "direct.csv"), "direct.csv", metric))
     present = [name for name in DIRECTIONS if name in set(numbers["direction"])]
     with style.styled():
         figure, panels = style.new_figure(3.6, n_columns=len(present))
         for axes, direction in zip(panels, present, strict=True):
             part = numbers[numbers["direction"] == direction]
-            _draw(axes, part)
+            _draw(axes, part, DIFFERENCES[metric])
             axes.set_title(f"{TITLES[direction]}, {count(part['n'])}")
         found = dict(
             pair for axes in panels for pair in zip(*axes.get_legend_handles_labels()[::-1], strict=True)
@@ -62,7 +62,7 @@ def draw_direct_total(run: Path) -> list[Path]:
         return style.save(figure, numbers, run, "direct_total")
 
 
-def _draw(axes: Axes, part: pd.DataFrame) -> None:
+def _draw(axes: Axes, part: pd.DataFrame, what: str) -> None:
     style.zero_line(axes)
     style.zero_line(axes, vertical=True)
     for place, (role, (label, colour, marker, size)) in enumerate(_LOOKS.items()):
@@ -77,7 +77,7 @@ def _draw(axes: Axes, part: pd.DataFrame) -> None:
     axes.autoscale_view()
     across, up = axes.get_xlim(), axes.get_ylim()
     axes.axline((0, 0), slope=1, color=style.MUTED, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
-    axes.set(xlim=across, ylim=up, xlabel="direct effect, % of Δcopy", ylabel="total effect, % of Δcopy")
+    axes.set(xlim=across, ylim=up, xlabel=f"direct effect, % of {what}", ylabel=f"total effect, % of {what}")
 
 
 def _name(figure: Figure, axes: Axes, part: pd.DataFrame) -> None:

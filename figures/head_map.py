@@ -18,7 +18,16 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from figures import style
-from figures.load import DIRECTIONS, FigureError, Heads, MissingTable, head_shares, read_effects, read_heads
+from figures.load import (
+    DIFFERENCES,
+    DIRECTIONS,
+    FigureError,
+    Heads,
+    MissingTable,
+    head_shares,
+    read_effects,
+    read_heads,
+)
 
 TITLES = {
     "denoise": "Denoising (sufficiency): run without the record, the head's z taken from the run with it",
@@ -53,9 +62,9 @@ def draw_head_scores(run: Path, selected: Heads) -> list[Path]:
         )
 
 
-def draw_head_effects(run: Path, selected: Heads) -> list[Path]:
+def draw_head_effects(run: Path, selected: Heads, metric: str = "logprob") -> list[Path]:
     """Write the figure `head_effects` (share of Δcopy per head, a panel per direction); returns its files."""
-    effects = read_effects(run)
+    effects = read_effects(run, metric)
     present = [direction for direction in DIRECTIONS if direction in set(effects["direction"])]
     if not present:
         raise MissingTable(f"effects.csv has no rows of the directions {' or '.join(DIRECTIONS)}.")
@@ -68,7 +77,7 @@ def draw_head_effects(run: Path, selected: Heads) -> list[Path]:
             grid = grids[direction]
             limit = _top(np.abs(grid))
             image = axes.imshow(grid, cmap=style.DIVERGING, vmin=-limit, vmax=limit, aspect="auto")
-            finish_map(figure, axes, image, grid, selected, "share of Δcopy, %")
+            finish_map(figure, axes, image, grid, selected, share_label(metric))
             axes.set_title(TITLES[direction])
         figure.supxlabel(
             _outline_note(selected, int(shares[present[0]]["n"].iloc[0])), fontsize=8, color=style.MUTED
@@ -77,6 +86,14 @@ def draw_head_effects(run: Path, selected: Heads) -> list[Path]:
             _numbers(table, selected).assign(direction=direction) for direction, table in shares.items()
         ]
         return style.save(figure, pd.concat(tables), run, "head_effects")
+
+
+def share_label(metric: str) -> str:
+    """The colour bar's words, in two lines where the metric takes many."""
+    what = DIFFERENCES[metric]
+    return (
+        f"share of {what}, %" if len(what) < 10 else f"share of {what.replace(' of ', chr(10) + 'of ', 1)}, %"
+    )
 
 
 def _numbers(table: pd.DataFrame, selected: Heads) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from figures import style
 from figures.layout import count, handles_of
-from figures.load import DIRECTIONS, MissingTable, read_table, refuse_doubles
+from figures.load import DIFFERENCES, DIRECTIONS, MissingTable, of_metric, read_table, refuse_doubles
 
 SITES = {
     "mlp_out": "MLP output of one layer",
@@ -41,9 +41,9 @@ def layer_numbers(table: pd.DataFrame) -> pd.DataFrame:
     return rows.sort_values(keys)[[*keys, "share", "ci_lo", "ci_hi", "n"]].reset_index(drop=True)
 
 
-def draw_layer_profile(run: Path) -> list[Path]:
+def draw_layer_profile(run: Path, metric: str = "logprob") -> list[Path]:
     """Write the figure `layer_profile`, a panel per site; returns its three files."""
-    numbers = layer_numbers(read_table(run, "layers.csv"))
+    numbers = layer_numbers(of_metric(read_table(run, "layers.csv"), "layers.csv", metric))
     present = [site for site in SITES if site in set(numbers["site"])]
     with style.styled():
         figure, panels = style.new_figure(3.1, n_columns=len(present))
@@ -52,7 +52,7 @@ def draw_layer_profile(run: Path) -> list[Path]:
             _draw(axes, part)
             axes.set_title(f"{SITES[site]}, {count(part['n'])}")
             axes.set_xlabel("layer" if site == "mlp_out" else "layer (last: before the final norm)")
-        panels[0].set_ylabel("share of Δcopy, %")
+        panels[0].set_ylabel(f"share of {DIFFERENCES[metric]}, %")
         handles = handles_of(panels)
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
         return style.save(figure, numbers, run, "layer_profile")

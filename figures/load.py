@@ -21,24 +21,29 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "summary.csv": ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "n"),
     "heads.csv": ("layer", "head", "prefix_matching"),
     "effects.csv": (
-        *("item_id", "direction", "layer", "head", "effect_nats", "share"),
+        *("metric", "item_id", "direction", "layer", "head", "effect_nats", "share"),
         *("site", "at", "from", "to"),
     ),
     "shares.csv": (
-        *("direction", "layer", "share", "ci_lo", "ci_hi", "n", "site", "at", "from", "to", "kv_head"),
+        *("metric", "direction", "layer", "share", "ci_lo", "ci_hi", "n"),
+        *("site", "at", "from", "to", "kv_head"),
     ),
     "redundancy.csv": (
-        *("direction", "set", "joint_share", "share_lo", "share_hi", "n", "site", "at", "from", "to"),
+        *("metric", "direction", "set", "joint_share", "share_lo", "share_hi", "n"),
+        *("site", "at", "from", "to"),
     ),
     "direct.csv": (
-        *("direction", "kind", "layer", "head", "total_share", "direct_share", "role", "n", "from", "to"),
+        *("metric", "direction", "kind", "layer", "head", "total_share", "direct_share", "role", "n"),
+        *("from", "to"),
     ),
-    "layers.csv": ("site", "direction", "layer", "share", "ci_lo", "ci_hi", "n", "from", "to"),
+    "layers.csv": ("metric", "site", "direction", "layer", "share", "ci_lo", "ci_hi", "n", "from", "to"),
     "path.csv": (
-        *("set", "kind", "k", "share", "ci_lo", "ci_hi", "n", "random_lo", "random_hi"),
+        *("metric", "set", "kind", "k", "share", "ci_lo", "ci_hi", "n", "random_lo", "random_hi"),
         *("n_controls", "p", "how", "from", "to"),
     ),
-    "attribution.csv": ("item_id", "direction", "site", "layer", "head", "effect_nats", "estimate_nats"),
+    "attribution.csv": (
+        *("metric", "item_id", "direction", "site", "layer", "head", "effect_nats", "estimate_nats"),
+    ),
     "ablation.csv": ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n"),
     "carried.csv": (
         *("env", "from", "to", "metric", "method", "direction", "set", "k", "share", "ci_lo", "ci_hi"),
@@ -49,8 +54,8 @@ REQUIRED: dict[str, tuple[str, ...]] = {
         *("set", "kind", "k", "quantity", "change", "ci_lo", "ci_hi", "delta", "equivalent", "n"),
     ),
     "agreement.csv": (
-        *("direction", "score", "statistic", "k", "estimate", "ci_lo", "ci_hi", "chance", "n"),
-        *("n_heads", "uses_task_data"),
+        *("metric", "direction", "score", "statistic", "k", "estimate", "ci_lo", "ci_hi", "chance", "n"),
+        *("n_heads", "uses_task_data", "effects_nats", "delta_nats"),
     ),
     "circuit.csv": ("method", "criterion", "target", "k", "reached", "test_set", "n"),
     "circuit_curve.csv": ("method", "test_set", "k", "share", "ci_lo", "ci_hi", "n"),
@@ -154,6 +159,29 @@ def read_table(run: Path, name: str) -> pd.DataFrame:
     return table
 
 
+DIFFERENCES = {
+    "logprob": "Δcopy",
+    "margin": "Δcopy of the margin",
+    "diverging": "Δcopy of the diverging tokens",
+    "logprob_per_token": "Δcopy per token",
+    "margin_per_token": "Δcopy of the margin per token",
+    "diverging_per_token": "Δcopy per diverging token",
+}
+"""What shares of pre → neut are shares of, by metric: of log p(a×), of its margin over the reference call, …"""
+
+
+def of_metric(table: pd.DataFrame, name: str, metric: str) -> pd.DataFrame:
+    """The rows of one metric of the table `name`.
+
+    Raises:
+        MissingTable: there are none.
+    """
+    rows = table[table["metric"] == metric]
+    if rows.empty:
+        raise MissingTable(f"{name} has no rows of the metric {metric}.")
+    return rows
+
+
 def _check_numbers(values: np.ndarray, name: str, column: str) -> None:
     """Raise FigureError for numbers that are none (infinite), and for counts and indices that count nothing."""
     if np.isinf(values).any():
@@ -200,13 +228,15 @@ def selected_heads(heads: pd.DataFrame) -> Heads:
     return [(int(layer), int(head)) for layer, head in zip(ordered["layer"], ordered["head"], strict=True)]
 
 
-def read_effects(run: Path) -> pd.DataFrame:
+def read_effects(run: Path, metric: str = "logprob") -> pd.DataFrame:
     """The rows of `effects.csv` that are of z at the candidate positions between pre and neut: heads and Δcopy.
+
+    Of one metric, whose Δcopy the shares are of.
 
     Raises:
         FigureError: as `read_table`; MissingTable where there are no such rows.
     """
-    table = read_table(run, "effects.csv")
+    table = of_metric(read_table(run, "effects.csv"), "effects.csv", metric)
     wanted = {"site": "z", "at": "candidate", "from": "pre", "to": "neut"}
     rows = table[(table[list(wanted)] == list(wanted.values())).all(axis=1)]
     if rows.empty:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from figures import style
 from figures.layout import LINE, arms, count
-from figures.load import MissingTable, read_table, refuse_doubles
+from figures.load import DIFFERENCES, MissingTable, of_metric, read_table, refuse_doubles
 
 NAMES = {"previous-token": "previous-token heads", "all": "all heads as senders"}
 
@@ -46,9 +46,9 @@ def path_numbers(table: pd.DataFrame) -> pd.DataFrame:
     return rows[columns].reset_index(drop=True)
 
 
-def draw_path_bars(run: Path) -> list[Path]:
+def draw_path_bars(run: Path, metric: str = "logprob") -> list[Path]:
     """Write the figure `path_bars`; returns its three files."""
-    numbers = path_numbers(read_table(run, "path.csv"))
+    numbers = path_numbers(of_metric(read_table(run, "path.csv"), "path.csv", metric))
     chosen = numbers[numbers["kind"] == "selected"].iloc[::-1].reset_index(drop=True)
     random = numbers[numbers["kind"] == "random"]
     with style.styled():
@@ -80,7 +80,7 @@ def draw_path_bars(run: Path) -> list[Path]:
         axes.set_ylim(0.4 - bool(len(random)), len(shown) + 0.55)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
-        axes.set_xlabel("share of Δcopy lost, %")
+        axes.set_xlabel(f"share of {DIFFERENCES[metric]} lost, %")
         axes.set_title(_title(numbers))
         return style.save(figure, numbers, run, "path_bars")
 

@@ -33,7 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 def write_all(
-    run: Path, selected: Heads | None = None, say: Callable[[str], None] = _log.warning
+    run: Path,
+    selected: Heads | None = None,
+    say: Callable[[str], None] = _log.warning,
+    metric: str = "logprob",
 ) -> list[Path]:
     """Draw what the tables in `run` allow into `run/figures`; returns the files (png, pdf, csv of each).
 
@@ -41,6 +44,7 @@ def write_all(
         run: the run folder.
         selected: (layer, head) pairs to outline; by default those marked in heads.csv.
         say: receives one sentence per figure that is skipped, with the reason.
+        metric: which of the tables' metrics effects and shares are drawn of.
 
     Raises:
         FigureError: `run` is not a folder, or a table is there and cannot be drawn (a column is missing, text
@@ -59,18 +63,18 @@ def write_all(
         "by_family": lambda: draw_by_family(run),
         "profiles": lambda: draw_profiles(run),
         "head_scores": lambda: draw_head_scores(run, heads),
-        "head_effects": lambda: draw_head_effects(run, heads),
-        "score_vs_effect": lambda: draw_score_vs_effect(run, heads),
+        "head_effects": lambda: draw_head_effects(run, heads, metric),
+        "score_vs_effect": lambda: draw_score_vs_effect(run, heads, metric),
         "carried": lambda: draw_carried(run),
-        "site_comparison": lambda: draw_site_comparison(run),
-        "kv_heads": lambda: draw_kv_heads(run),
-        "layer_profile": lambda: draw_layer_profile(run),
-        "direct_total": lambda: draw_direct_total(run),
-        "path_bars": lambda: draw_path_bars(run),
-        "attribution": lambda: draw_attribution(run),
+        "site_comparison": lambda: draw_site_comparison(run, metric),
+        "kv_heads": lambda: draw_kv_heads(run, metric),
+        "layer_profile": lambda: draw_layer_profile(run, metric),
+        "direct_total": lambda: draw_direct_total(run, metric),
+        "path_bars": lambda: draw_path_bars(run, metric),
+        "attribution": lambda: draw_attribution(run, metric),
         "dose_curve": lambda: draw_dose_curve(run),
         "off_target": lambda: draw_off_target(run),
-        "agreement": lambda: draw_agreement(run),
+        "agreement": lambda: draw_agreement(run, metric),
         "circuit": lambda: draw_circuit(run),
         "rollouts": lambda: draw_rollouts(run),
         "survival": lambda: draw_survival(run),

@@ -14,7 +14,16 @@ from matplotlib.figure import Figure
 
 from figures import style
 from figures.labels import name_points
-from figures.load import DIRECTIONS, FigureError, Heads, MissingTable, head_shares, read_effects, read_heads
+from figures.load import (
+    DIFFERENCES,
+    DIRECTIONS,
+    FigureError,
+    Heads,
+    MissingTable,
+    head_shares,
+    read_effects,
+    read_heads,
+)
 
 _TITLES = {"denoise": "Denoising (sufficiency)", "noise": "Noising (necessity)"}
 _N_LABELS = 6
@@ -28,9 +37,9 @@ def spearman(x: pd.Series, y: pd.Series) -> float:
     return float(np.corrcoef(ranks_x, ranks_y)[0, 1])
 
 
-def draw_score_vs_effect(run: Path, selected: Heads) -> list[Path]:
+def draw_score_vs_effect(run: Path, selected: Heads, metric: str = "logprob") -> list[Path]:
     """Write the figure `score_vs_effect` from heads.csv and effects.csv; returns its three files."""
-    heads, effects = read_heads(run), read_effects(run)
+    heads, effects = read_heads(run), read_effects(run, metric)
     present = [direction for direction in DIRECTIONS if direction in set(effects["direction"])]
     if not present:
         raise MissingTable(f"effects.csv has no rows of the directions {' or '.join(DIRECTIONS)}.")
@@ -42,7 +51,9 @@ def draw_score_vs_effect(run: Path, selected: Heads) -> list[Path]:
             correlation = "Spearman ρ undefined" if np.isnan(rho) else f"Spearman ρ = {rho:.2f}"
             _draw_points(axes, table)
             axes.set_title(f"{_TITLES[direction]}\n{correlation} over {len(table)} heads")
-            axes.set(xlabel="prefix-matching score (random tokens)", ylabel="share of Δcopy, %")
+            axes.set(
+                xlabel="prefix-matching score (random tokens)", ylabel=f"share of {DIFFERENCES[metric]}, %"
+            )
             axes.margins(x=0.09, y=0.12)
         if selected:
             handles, names = panels[0].get_legend_handles_labels()

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from figures import style
 from figures.layout import LINE, arms, count, handles_of
-from figures.load import MissingTable, read_table, refuse_doubles
+from figures.load import MissingTable, of_metric, read_table, refuse_doubles
 
 SITES = ("q", "k", "pattern", "v", "z")
 PLACES = {
@@ -49,16 +49,16 @@ def site_numbers(redundancy: pd.DataFrame) -> pd.DataFrame:
     return order.sort_values([*_KEYS, "place", "size"], kind="stable")[columns].reset_index(drop=True)
 
 
-def draw_site_comparison(run: Path) -> list[Path]:
+def draw_site_comparison(run: Path, metric: str = "logprob") -> list[Path]:
     """Write the figure `site_comparison`, and `kv_heads` where keys or values were patched; returns their files."""
-    numbers = site_numbers(read_table(run, "redundancy.csv"))
+    numbers = site_numbers(of_metric(read_table(run, "redundancy.csv"), "redundancy.csv", metric))
     cells = [group for _, group in numbers.groupby(_KEYS, sort=False)][:_MAX_PANELS]
     n_columns = min(2, len(cells))
     n_rows = -(-len(cells) // n_columns)
     with style.styled():
         figure, panels = style.new_figure(0.6 + 2.35 * n_rows, n_rows, n_columns)
         for axes, cell in zip(panels, cells, strict=False):
-            _draw(axes, cell)
+            _draw(axes, cell, metric)
         for axes in panels[len(cells) :]:
             axes.set_axis_off()
         handles = handles_of(panels)
@@ -66,9 +66,9 @@ def draw_site_comparison(run: Path) -> list[Path]:
         return style.save(figure, numbers, run, "site_comparison")
 
 
-def draw_kv_heads(run: Path) -> list[Path]:
+def draw_kv_heads(run: Path, metric: str = "logprob") -> list[Path]:
     """Write the figure `kv_heads`: the share of each key/value head alone, a grid per site, place and pair."""
-    shares = read_table(run, "shares.csv")
+    shares = of_metric(read_table(run, "shares.csv"), "shares.csv", metric)
     rows = shares[shares["site"].isin(["k", "v"])].dropna(subset=["kv_head", "share"])
     if rows.empty:
         raise MissingTable("shares.csv has no keys or values: run `backfire patch --site v` first.")
@@ -78,13 +78,19 @@ def draw_kv_heads(run: Path) -> list[Path]:
         heads = int(rows["kv_head"].max()) + 1
         figure, panels = style.new_figure((0.75 + 0.17 * heads) * len(cells) + 0.25, n_rows=len(cells))
         for axes, cell in zip(panels, cells, strict=True):
-            _grid(figure, axes, cell)
+            _grid(figure, axes, cell, metric)
         panels[-1].set_xlabel("layer")
         columns = ["site", *_KEYS, "layer", "kv_head", "share", "ci_lo", "ci_hi", "n"]
         return style.save(figure, rows[columns], run, "kv_heads")
 
 
-def _draw(axes: Axes, cell: pd.DataFrame) -> None:
+def share_of(metric: str) -> str:
+    """The axis' words: the pair of conditions is the panel's, so that this says the metric alone."""
+    what = {"logprob": "the difference", "margin": "the margin's difference"}
+    return f"share of {what.get(metric, f'the difference ({metric})')}, %"
+
+
+def _draw(axes: Axes, cell: pd.DataFrame, metric: str) -> None:
     style.zero_line(axes)
     sets = list(dict.fromkeys(cell["set"]))[-_MAX_SETS:]
     sites = [site for site in SITES if site in set(cell["site"])]
@@ -109,7 +115,7 @@ def _draw(axes: Axes, cell: pd.DataFrame) -> None:
         )  # fmt: skip
     axes.set_xticks(range(len(sites)), [f"{site} (kv heads)" if site in "kv" else site for site in sites])
     axes.tick_params(axis="x", length=0)
-    axes.set(xlim=(-0.6, len(sites) - 0.4), ylabel="share of the difference, %")
+    axes.set(xlim=(-0.6, len(sites) - 0.4), ylabel=share_of(metric))
     first = cell.iloc[0]
     axes.set_title(
         f"{PLACES.get(first['at'], first['at']).capitalize()}\n{first['from']} → {first['to']}, "
@@ -118,7 +124,7 @@ def _draw(axes: Axes, cell: pd.DataFrame) -> None:
     axes.grid(axis="y", color="#E3E5E8", linewidth=0.6)
 
 
-def _grid(figure: Figure, axes: Axes, cell: pd.DataFrame) -> None:
+def _grid(figure: Figure, axes: Axes, cell: pd.DataFrame, metric: str) -> None:
     grid = np.full((int(cell["kv_head"].max()) + 1, int(cell["layer"].max()) + 1), np.nan)
     grid[cell["kv_head"].astype(int), cell["layer"].astype(int)] = 100 * cell["share"]
     limit = float(np.nanmax(np.abs(grid))) or 1.0
@@ -133,5 +139,12 @@ def _grid(figure: Figure, axes: Axes, cell: pd.DataFrame) -> None:
     axes.set_ylabel("kv head")
     for side in axes.spines.values():
         side.set_visible(False)
-    bar = figure.colorbar(image, ax=axes, label="share, %", fraction=0.05, pad=0.015, aspect=7)
+    bar = figure.colorbar(
+        image,
+        ax=axes,
+        label=share_of(metric).replace(" of the", "\nof the"),
+        fraction=0.05,
+        pad=0.015,
+        aspect=7,
+    )
     bar.outline.set_visible(False)

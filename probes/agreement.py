@@ -190,7 +190,7 @@ def _statistics(
 
 def _layer_ranks(
     effects: Float[np.ndarray, "draw head"], layers: Int[np.ndarray, " head"]
-) -> list[tuple[Int[np.ndarray, "_"], Float[np.ndarray, "draw _"]]]:
+) -> list[tuple[Int[np.ndarray, " _"], Float[np.ndarray, "draw _"]]]:
     """Of every layer of three heads or more: which heads are its own, and their ranks in each draw."""
     own = [np.flatnonzero(layers == layer) for layer in np.unique(layers)]
     return [(heads, rankdata(effects[:, heads], axis=1)) for heads in own if len(heads) > 2]
@@ -198,7 +198,7 @@ def _layer_ranks(
 
 def _within_layers(
     value: Float[np.ndarray, " head"],
-    within: Sequence[tuple[Int[np.ndarray, "_"], Float[np.ndarray, "draw _"]]],
+    within: Sequence[tuple[Int[np.ndarray, " _"], Float[np.ndarray, "draw _"]]],
     n_draws: int,
 ) -> Float[np.ndarray, " draw"]:
     """As `probes.ranks.layer_spearman`, of one score with many draws."""

@@ -6,7 +6,6 @@ head); both its exact effect and its estimate are in nats, with the signs of `pr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

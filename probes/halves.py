@@ -24,7 +24,7 @@ N_SPLITS = 100
 FEWEST = 4
 """Clusters below which there are no halves of two clusters each."""
 
-Half = Int[np.ndarray, "_"]
+Half = Int[np.ndarray, " _"]
 
 
 @dataclass(frozen=True)

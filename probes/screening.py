@@ -20,7 +20,6 @@ it is a forecast.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -159,6 +159,11 @@ class Shell:
         """A table of a run folder, floats read exactly."""
         return pd.read_csv(self.path(f"{name}.csv", out), **EXACT_FLOATS)
 
+    def logprob(self, name: str, out: str = "run") -> pd.DataFrame:
+        """The rows of a table that are of the metric logprob, without the column that says so."""
+        table = self.table(name, out)
+        return table[table["metric"] == "logprob"].drop(columns="metric").reset_index(drop=True)
+
     def lines(self, name: str, out: str = "run") -> list[dict[str, Any]]:
         """The rows of a run folder."""
         return [json.loads(line) for line in self.path(f"{name}.jsonl", out).read_text().splitlines()]

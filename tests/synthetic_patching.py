@@ -26,7 +26,10 @@ def write_patching(run: Path, seed: int = 5) -> None:
         "path": _path(rng),
     }
     for name, table in tables.items():
-        table[list(TABLES[name])].to_csv(run / f"{name}.csv", index=False)
+        shares = [column for column in table.columns if column.endswith(("share", "_lo", "_hi"))]
+        margin = table.assign(metric="margin", **{column: 0.8 * table[column] for column in shares})
+        both = pd.concat([table.assign(metric="logprob"), margin])
+        both[list(TABLES[name])].to_csv(run / f"{name}.csv", index=False)
 
 
 def _shares(rng: np.random.Generator) -> pd.DataFrame:
@@ -93,6 +96,7 @@ def _direct(rng: np.random.Generator) -> pd.DataFrame:
         "flagged": False,
         "p": p,
         "p_holm": np.minimum(300 * p, 1.0),
+        "family_size": 270,
     }
     return table.assign(kind="head", **cells, **PAIR)
 
@@ -105,5 +109,6 @@ def _path(rng: np.random.Generator) -> pd.DataFrame:
     beaten = {"random_lo": spread.min(), "random_hi": spread.max(), "n_controls": 20, "p": 1 / 21}
     for name, value in beaten.items():
         table[name] = np.where(table["set"] == "previous-token", value, np.nan)
+    table = table.assign(p_holm=table["p"], family_size=1)
     ends = {"ci_lo": table["share"] - 0.05, "ci_hi": table["share"] + 0.05}
     return table.assign(**ends, effect_nats=1.0, n=4, n_clusters=4, flagged=False, how="mean", **PAIR)

@@ -144,7 +144,13 @@ def write_controls(run: Path, rng: np.random.Generator) -> None:
             ):
                 estimate = 0.5 - 0.15 * place
                 cells = (estimate, estimate - 0.1, estimate + 0.08, chance, 25, 20, N_LAYERS * N_HEADS, False)
-                agreed.append((direction, score, statistic, k, *cells, score.startswith("transcript")))
+                effects = ("exact effects", 0.9, 12.6, score.startswith("transcript"))
+                agreed += [
+                    (metric, direction, score, statistic, k, *cells, *effects)
+                    for metric in ("logprob", "margin")
+                ]
+        halves = (0.7, 0.6, 0.8, 0.0, 25, 20, N_LAYERS * N_HEADS, False, "the other half", 0.9, 12.6, False)
+        agreed += [(metric, direction, "", "reliability", None, *halves) for metric in ("logprob", "margin")]
     pd.DataFrame(agreed, columns=list(TABLES["agreement"])).to_csv(run / "agreement.csv", index=False)
 
 
@@ -217,7 +223,7 @@ def _summary(cells: Cells) -> pd.DataFrame:
         }  # fmt: skip
         for measure, (mean, arm) in measures.items():
             interval = (mean - arm, mean + 0.9 * arm)
-            rows.append((model, env, measure, mean, *interval, 100, 52, 0.0001, 0.0002))
+            rows.append((model, env, measure, mean, *interval, 100, 52, 1.2, 0.0001, 0.0002, 2))
     return pd.DataFrame(rows, columns=list(TABLES["summary"]))
 
 
@@ -245,7 +251,7 @@ def _manipulations(cells: Cells, rng: np.random.Generator) -> pd.DataFrame:
             arm = 0.5 + 0.1 * abs(delta)
             p = 1e-4 if abs(delta) > arm else 0.3
             n = 47 if condition == "fail_early" else 60
-            row = (model, env, condition, delta, delta - arm, delta + arm, n, 39, p, min(1, 13 * p))
+            row = (model, env, condition, delta, delta - arm, delta + arm, n, 39, 1.2, p, min(1, 13 * p), 13)
             rows.append((*row, gain - delta, abs(delta) + arm < 1.0))
     return pd.DataFrame(rows, columns=list(TABLES["manipulations"]))
 
@@ -325,13 +331,18 @@ def _effects(heads: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
                 rows.append((item, direction, layer, head, value * delta, value))
     table = pd.DataFrame(rows, columns=["item_id", "direction", "layer", "head", "effect_nats", "share"])
     named = {"site": "z", "at": "candidate", "from": "pre", "to": "neut"}
-    return table.assign(**named, kv_head=np.nan, screen="all")
+    whole = table.assign(**named, kv_head=np.nan, screen="all")
+    # Half of what a head does for a× it does for the reference call.
+    margin = whole.assign(effect_nats=0.5 * whole["effect_nats"], metric="margin")
+    return pd.concat([whole.assign(metric="logprob"), margin])
 
 
 def _attribution(effects: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
     """Estimates that follow the effects of the heads, less so the larger they are, and of thirty MLPs."""
     exact = effects["effect_nats"].to_numpy()
-    table = effects.assign(task_id=effects["item_id"], site="z", estimate_nats=2 * np.tanh(exact / 2))
+    table = effects.assign(
+        task_id=effects["item_id"], site="z", estimate_nats=2 * np.tanh(exact / 2), delta=20.0
+    )
     table["estimate_nats"] += rng.normal(0, 0.1, len(table))
     mlps = table[table["head"] == 0].assign(site="mlp_out", head=np.nan)
     return pd.concat([table, mlps])[list(TABLES["attribution"])]

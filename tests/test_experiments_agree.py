@@ -16,6 +16,7 @@ from mech.engine import Engine
 from mech.errors import InputError
 from mech.induction import SCORES
 from mech.transcript_induction import TRANSCRIPT_SCORES
+from probes.contrast import METRICS
 from probes.items import dump_items
 from probes.record import mean_by_head, record_attention
 from probes.suppressors import SUPPRESSORS, suppressors
@@ -35,13 +36,21 @@ def test_tables_compare_the_folders_patches_with_scores_and_their_own_transcript
     scored = pd.concat([record_attention(Engine(model), item, "neut", load_wording()) for item in ITEMS[:3]])
     scores = score_heads(model, 0).merge(mean_by_head(scored), on=["layer", "head"])
     long = long_effects(pd.DataFrame(shell.lines("patches")))
-    means = long[long["layer"].notna()].groupby(["direction", "layer", "head"])["effect_nats"].mean()
+    single = long[long["layer"].notna()]
+    means = single.groupby(["metric", "direction", "layer", "head"])["effect_nats"].mean()
     table = shell.table("agreement")
     assert tuple(table.columns) == schema.AGREEMENT
-    found = table[table["statistic"] == "spearman"].set_index(["direction", "score"])
-    assert set(found.index) == {(d, s) for d in ("denoise", "noise") for s in (*SCORES, *TRANSCRIPT_SCORES)}
-    for (direction, name), row in found.iterrows():
-        ranks = means[direction].sort_index().rank().to_numpy()
+    found = table[table["statistic"] == "spearman"].set_index(["metric", "direction", "score"])
+    assert set(found.index) == {
+        (m, d, s) for m in METRICS for d in ("denoise", "noise") for s in (*SCORES, *TRANSCRIPT_SCORES)
+    }
+    by_margin, by_logprob = (found.loc[metric, "estimate"].to_numpy() for metric in ("margin", "logprob"))
+    assert np.abs(by_margin - by_logprob).max() > 0.01, "another metric ranks otherwise"
+    for (metric, direction, name), row in found.iterrows():
+        ranks = means[metric, direction].sort_index().rank().to_numpy()
+        sums = single[(single["metric"] == metric) & (single["direction"] == direction)].groupby("item_id")
+        assert row["effects_nats"] == pytest.approx(sums["effect_nats"].sum().mean())
+        assert row["delta_nats"] == pytest.approx(sums["delta"].first().mean())
         own = scores.set_index(["layer", "head"]).sort_index()[name].rank().to_numpy()
         assert row["estimate"] == pytest.approx(np.corrcoef(own, ranks)[0, 1], abs=1e-6)
         assert (
@@ -50,7 +59,8 @@ def test_tables_compare_the_folders_patches_with_scores_and_their_own_transcript
     between = shell.table("score_agreement")
     assert tuple(between.columns) == schema.SCORE_AGREEMENT and set(between["score"]) == {"prefix_matching"}
     assert between["uses_task_data"].sum() == len(TRANSCRIPT_SCORES)
-    assert tuple(shell.table("suppressors").columns[: len(SUPPRESSORS)]) == SUPPRESSORS == schema.SUPPRESSORS
+    assert ("metric", *SUPPRESSORS) == schema.SUPPRESSORS
+    assert tuple(shell.table("suppressors").columns[: len(SUPPRESSORS) + 1]) == schema.SUPPRESSORS
     assert any("transcript_induction" in line for line in said.out)
     # Nothing is run again, and only items that were patched are scored.
     shell.ran("agree")
@@ -92,19 +102,24 @@ SCORED = pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "copy_suppression"
 
 
 def test_suppressors_are_negative_beyond_their_interval_most_negative_first() -> None:
-    values = {(0, 0): [-1.0, 2, -2, 0.5, -1], (0, 1): [-1.0, -2, -3, -1, -2], (1, 0): [-5.0, -4, -6, -5, -4]}
+    values = {
+        (0, 0): [-1.0, 2, -2, 0.5, -1, 1],
+        (0, 1): [-1.0, -2, -3, -1, -2, -1.5],
+        (1, 0): [-5.0, -4, -6, -5, -4, -5],
+    }
     rows = pd.concat(
-        [effects(values), effects({(0, 0): [1.0] * 5, (0, 1): [2.0] * 5, (1, 0): [3.0] * 5}, "denoise")]
+        [effects(values), effects({(0, 0): [1.0] * 6, (0, 1): [2.0] * 6, (1, 0): [3.0] * 6}, "denoise")]
     )
     found = suppressors(rows, SCORED, _rng, ["copy_suppression"], 2000)
     assert list(zip(found["layer"], found["head"], strict=True)) == [(1, 0), (0, 1)]
-    assert found["effect_nats"].tolist() == pytest.approx([-4.8, -1.8]) and (found["ci_hi"] < 0).all()
+    assert found["effect_nats"].tolist() == pytest.approx([-29 / 6, -10.5 / 6]) and (found["ci_hi"] < 0).all()
     assert found["copy_suppression"].tolist() == [0.5, 0.9] and set(found["direction"]) == {"noise"}
     assert (found["n_heads"] == 3).all() and (found["p_holm"] >= found["p"]).all()
 
 
-def test_one_task_shows_no_suppressor_and_a_head_without_a_score_is_named() -> None:
-    rows = effects({(0, 1): [-1.0, -2, -3]})
+def test_few_tasks_show_no_suppressor_and_a_head_without_a_score_is_named() -> None:
+    rows = effects({(0, 1): [-1.0, -2, -3, -1, -2, -3]})
+    assert suppressors(rows[:5], SCORED, _rng, ["copy_suppression"], 100).empty
     assert suppressors(rows.assign(task_id="t"), SCORED, _rng, ["copy_suppression"], 100).empty
     with pytest.raises(InputError, match="L0H1 was patched and has no score"):
         suppressors(rows, SCORED.drop(index=1), _rng, ["copy_suppression"], 100)

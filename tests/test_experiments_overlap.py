@@ -21,7 +21,8 @@ def test_both_differences_may_stand_in_one_folder_or_in_two(
     assert main(["overlap", "--out", run]) == 0
     assert "spearman" in capsys.readouterr().out
     one = shell.path("overlap.csv").read_bytes()
-    table = shell.table("overlap").set_index(["statistic", "of"])
+    assert set(shell.table("overlap")["metric"]) == {"logprob", "margin", "diverging"}
+    table = shell.logprob("overlap").set_index(["statistic", "of"])
     assert set(table["direction"]) == {"noise"} and (table["n"] == 3).all()
     assert -1 <= table["estimate"].xs("spearman").iloc[0] <= 1
     # Of the one difference alone there is nothing to compare; in another folder there is, and it is the same.

@@ -12,6 +12,7 @@ from experiments.patch_tables import parse_part
 from mech.engine import Engine
 from mech.errors import InputError
 from mech.site_patching import Part
+from probes.items import dump_items
 from probes.patch_pairs import LengthMismatch, pattern_columns, shared_positions
 from probes.patching import SITES, PatchTask, patched
 from probes.scoring import decision_run
@@ -90,14 +91,14 @@ def test_positions_that_do_not_correspond_are_refused(tiny_folder: FolderFactory
 
 def test_one_folder_holds_several_sites_and_pairs(shell: Shell) -> None:
     shell.ran("patch", *QUICK)
-    alone = shell.table("shares")
+    alone = shell.logprob("shares")
     shell.ran("patch", *QUICK, "--site", "v", "--at", "record", *MATCHED)
     shell.ran("patch", *QUICK, "--from", "neut", "--to", "fail")
     shell.ran("patch", *QUICK, "--site", "resid_pre")
     shell.ran("patch", *QUICK, "--site", "pattern")
     names = ["patch", "patch v record neut_matched>neut", "patch z candidate neut>fail"]
     assert [shell.about(name)["done"] for name in names] == [True] * 3
-    shares, effects = shell.table("shares"), shell.table("effects")
+    shares, effects = shell.logprob("shares"), shell.logprob("effects")
     pd.testing.assert_frame_equal(
         shares.iloc[: len(alone)].astype({"kv_head": float, "head": int}), alone.astype({"kv_head": float})
     )
@@ -113,7 +114,7 @@ def test_one_folder_holds_several_sites_and_pairs(shell: Shell) -> None:
     assert values["head"].isna().all() and sorted(values["kv_head"].unique()) == [0, 1] and len(values) == 6
     layers = effects[effects["site"] == "resid_pre"]
     assert layers[["head", "kv_head"]].isna().all(axis=None) and sorted(layers["layer"]) == [0, 1, 2, 3]
-    joint = shell.table("redundancy")
+    joint = shell.logprob("redundancy")
     assert set(joint["site"]) == {"z", "v", "pattern"}
     last = layers[layers["layer"] == 3].iloc[0]  # all that the final norm reads is the other run's answer
     assert last["share"] == pytest.approx(1.0, abs=1e-4)
@@ -153,13 +154,13 @@ def test_items_of_unequal_length_are_left_out_by_name(shell: Shell, monkeypatch:
     said = shell.ran("patch", "--k", "2", "--site", "v", "--at", "record", *MATCHED, "--direction", "noise")
     assert any("1 items left out (garden-0): The record of item garden-0 has" in line for line in said.out)
     assert list(shell.about("patch v record neut_matched>neut")["extra"]["skipped"]) == ["garden-0"]
-    assert set(shell.table("effects")["item_id"]) == {"garden-1", "garden-2"}
+    assert set(shell.logprob("effects")["item_id"]) == {"garden-1", "garden-2"}
 
 
 def test_a_screen_patches_the_heads_of_largest_pooled_estimate_and_says_what_it_left(shell: Shell) -> None:
     words = ["--k", "2", "--direction", "noise", "--limit", "2"]
     said = shell.ran("patch", *words, "--screen", "attribution:3")
-    estimates, effects = shell.table("estimates"), shell.table("effects")
+    estimates, effects = shell.logprob("estimates"), shell.logprob("effects")
     assert len(estimates) == 12 and estimates["patched"].sum() == 3
     largest = estimates.sort_values("estimate_nats", key=abs, ascending=False).head(3)
     assert largest["patched"].all()
@@ -169,7 +170,7 @@ def test_a_screen_patches_the_heads_of_largest_pooled_estimate_and_says_what_it_
     assert any("9 of 12 heads were not patched" in line and "saturated" in line for line in said.out)
     shell.ran("patch", *words, out="all")
     keys = ["item_id", "direction", "layer", "head"]
-    whole = shell.table("effects", "all").set_index(keys)["effect_nats"]
+    whole = shell.logprob("effects", "all").set_index(keys)["effect_nats"]
     ours = effects.set_index(keys)["effect_nats"]
     np.testing.assert_allclose(ours, whole.loc[ours.index], rtol=0, atol=NATS)
     shell("patch", *words).sentence("other settings: screen")
@@ -181,19 +182,19 @@ def test_a_screen_patches_the_heads_of_largest_pooled_estimate_and_says_what_it_
     }
     assert "on 2 fully patched items a screen of 3 heads left out" in said_of["copy"]
     assert "saturated" in said_of["sem"]  # the table is of Δcopy
-    assert shell.table("estimates").groupby(["from", "to"])["patched"].sum().tolist() == [3, 3]
+    assert shell.logprob("estimates").groupby(["from", "to"])["patched"].sum().tolist() == [3, 3]
 
 
 def test_direct_effects_add_up_and_name_their_roles(shell: Shell) -> None:
     shell.ran("direct", "--limit", "2")
     shell.ran("direct", "--from", "neut", "--to", "fail", "--limit", "1")
-    table = shell.table("direct")
+    table = shell.logprob("direct")
     copy = table[table["to"] == "neut"]
     assert len(copy) == 2 * (12 + 3) and copy[copy["kind"] == "mlp"]["head"].isna().all()
     np.testing.assert_allclose(copy["total_nats"], copy["direct_nats"] + copy["indirect_nats"], atol=1e-12)
     assert copy["role"].isna().all()  # one task tells nothing
     shell.ran("patch", "--k", "2", "--limit", "2")
-    shares = shell.table("shares").set_index(["direction", "layer", "head"])
+    shares = shell.logprob("shares").set_index(["direction", "layer", "head"])
     heads = copy[copy["kind"] == "head"].set_index(["direction", "layer", "head"])
     np.testing.assert_allclose(heads["total_share"], shares.loc[heads.index, "share"], atol=1e-4)
     assert (heads["direct_share"] - heads["total_share"]).abs().max() > 1e-3
@@ -202,10 +203,12 @@ def test_direct_effects_add_up_and_name_their_roles(shell: Shell) -> None:
 def test_layers_are_those_of_patch_and_end_in_the_whole_answer(shell: Shell) -> None:
     shell.ran("layers", "--limit", "2")
     shell.ran("patch", "--k", "2", "--site", "mlp_out", "--limit", "2")
-    table = shell.table("layers")
+    table = shell.logprob("layers")
     keys = ["direction", "layer"]
     mlp = table[table["site"] == "mlp_out"].set_index(keys)["share"]
-    np.testing.assert_allclose(mlp, shell.table("shares").set_index(keys).loc[mlp.index, "share"], atol=1e-6)
+    np.testing.assert_allclose(
+        mlp, shell.logprob("shares").set_index(keys).loc[mlp.index, "share"], atol=1e-6
+    )
     resid = table[table["site"] == "resid_pre"].set_index(keys)["share"]
     for direction in ("noise", "denoise"):
         assert resid[direction, 0] == 0.0  # the same tokens
@@ -216,7 +219,7 @@ def test_layers_are_those_of_patch_and_end_in_the_whole_answer(shell: Shell) -> 
 def test_a_path_has_a_share_and_controls(how: str, shell: Shell) -> None:
     words = ["--senders", "2", "--receivers", "4", "--controls", "3", "--how", how]
     said = shell.ran("path", *words)
-    table = shell.table("path").set_index("set")
+    table = shell.logprob("path").set_index("set")
     assert list(table.index[table["kind"] == "random"]) == ["random0", "random1", "random2"]
     line = table.loc["previous-token"]
     spread = table.loc[table["kind"] == "random", "share"]
@@ -225,8 +228,23 @@ def test_a_path_has_a_share_and_controls(how: str, shell: Shell) -> None:
     rows = pd.DataFrame(shell.lines("path"))
     clean = rows[rows["set"] == "none"].set_index("item_id")
     cut = rows[rows["set"] == "previous-token"].set_index("item_id")
-    delta = (clean["logprob"] - clean["before"]).mean()
-    assert line["share"] == pytest.approx((clean["logprob"] - cut["logprob"]).mean() / delta)
+    sums = {
+        name: pd.DataFrame(list(rows[column]), index=rows.index)
+        for name, rows, column in (
+            ("before", clean, "before"),
+            ("clean", clean, "after"),
+            ("cut", cut, "after"),
+        )
+    }
+    for metric, of in (
+        ("logprob", lambda one: one["failed"]),
+        ("margin", lambda one: one["failed"] - one["gold"]),
+    ):
+        both = shell.table("path")
+        line_of = both[(both["metric"] == metric) & (both["set"] == "previous-token")].iloc[0]
+        lost, delta = of(sums["clean"]) - of(sums["cut"]), of(sums["clean"]) - of(sums["before"])
+        assert line_of["share"] == pytest.approx(lost.mean() / delta.mean())
+        assert (line_of["p_holm"], line_of["family_size"]) == (line_of["p"], 1)
     assert line["how"] == how and abs(line["share"]) > 1e-6
     entry = shell.about("path")["provenance"]
     assert entry["receivers"].count(",") == 3 and any("share their keys" in text for text in said.out)
@@ -271,3 +289,57 @@ def test_a_part_is_read_as_it_is_printed() -> None:
         assert parse_part(str(part)) == part
     with pytest.raises(InputError, match="is no part of a model"):
         parse_part("L3K1")
+
+
+def test_items_without_a_reference_are_in_logprob_alone_and_the_report_says_so(shell: Shell) -> None:
+    items = shell.tmp / "few.jsonl"
+    by_distractors = replace(ITEMS[1], gold_action=None)
+    alone = replace(ITEMS[2], gold_action=None, distractors=())
+    dump_items([ITEMS[0], by_distractors, alone], items)
+    said = shell.ran("patch", *QUICK[2:], "--items", items, "--metric", "margin")
+    text = "\n".join(said.out)
+    assert (
+        "1 of 3 items have no reference action: their margin is against the mean of their distractors."
+        in text
+    )
+    assert (
+        "1 of 3 items have neither a reference action nor distractors" in text and "shares of margin:" in text
+    )
+    shares = shell.table("shares").groupby("metric")["n"].first()
+    assert shares["logprob"] == shares["logprob_per_token"] == 3
+    assert shares["margin"] == shares["diverging_per_token"] == 2
+    rows = {row["item_id"]: row for row in shell.lines("patches")}
+    assert set(rows["garden-1"]["delta"]) == {"failed", "diverging", "distractor0", "distractor1"}
+    assert set(rows["garden-2"]["delta"]) == {"failed"}
+    effects = shell.table("effects")
+    own = effects[(effects["item_id"] == "garden-1") & (effects["metric"] == "margin")]
+    for row in own.itertuples():
+        sums = {name: parts[f"L{row.layer}H{row.head}"] for name, parts in rows["garden-1"]["heads"].items()}
+        others = (sums["distractor0"] + sums["distractor1"]) / 2
+        assert row.effect_nats == pytest.approx(sums["failed"] - others, abs=1e-12)
+    dump_items([alone], items)
+    for study in ("patch", "direct", "layers", "attribute", "path"):
+        shell(study, "--items", items, "--metric", "margin", out="none").sentence(
+            "There is no margin of these"
+        )
+
+
+def test_a_screen_by_another_metric_is_another_setting_and_ranks_by_its_estimates(shell: Shell) -> None:
+    words = ["--k", "2", "--direction", "denoise", "--limit", "2", "--screen", "attribution:3"]
+    shell.ran("patch", *words, "--metric", "margin")
+    estimates = shell.table("estimates").query("metric == 'margin'")
+    largest = estimates.sort_values("estimate_nats", key=abs, ascending=False).head(3)
+    assert largest["patched"].all() and estimates["patched"].sum() == 3
+    shell("patch", *words).sentence("other settings: screen_metric")
+    # Without a screen the metric is what is shown, and nothing else.
+    shell.ran("patch", *words[:-2], "--metric", "margin", out="whole")
+    shell.ran("patch", *words[:-2], out="whole")
+
+
+def test_templates_as_clusters_relabel_tables_and_not_rows(shell: Shell) -> None:
+    shell.ran("layers")
+    rows = shell.path("layers.jsonl").read_bytes()
+    assert (shell.table("layers")["n_clusters"] == 2).all()
+    shell.ran("layers", "--cluster", "template")
+    assert shell.path("layers.jsonl").read_bytes() == rows
+    assert (shell.table("layers")["n_clusters"] == 1).all()

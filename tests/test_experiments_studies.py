@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -301,23 +302,25 @@ def patched(shell: Shell) -> Shell:
 
 
 def test_patch_has_every_head_of_every_item_and_shares_that_add_up(patched: Shell) -> None:
-    effects, rows = patched.table("effects"), pd.DataFrame(patched.lines("patches"))
+    effects, rows = patched.logprob("effects"), pd.DataFrame(patched.lines("patches"))
     places = effects[["item_id", "direction", "layer", "head"]]
     assert len(effects) == 3 * 2 * N_HEADS and not places.duplicated().any()
     assert set(zip(effects["layer"], effects["head"], strict=True)) == {
         (layer, head) for layer in range(3) for head in range(4)
     }
-    delta = rows.set_index(["item_id", "direction"])["delta"]
+    delta = rows.set_index(["item_id", "direction"])["delta"].map(lambda sums: sums["failed"])
     each = delta.loc[list(zip(effects["item_id"], effects["direction"], strict=True))].to_numpy()
     np.testing.assert_allclose(effects["share"], effects["effect_nats"] / each, rtol=1e-12)
-    shares = patched.table("shares")
+    shares = patched.logprob("shares")
     sums = effects.groupby(["direction", "layer", "head"])["effect_nats"].sum()
     for row in shares.itertuples():
         total = delta.xs(row.direction, level="direction").sum()
         assert row.share == pytest.approx(sums[row.direction, row.layer, row.head] / total, rel=1e-9)
-    joint = patched.table("redundancy").set_index(["direction", "set"])
+    joint = patched.logprob("redundancy").set_index(["direction", "set"])
     for (direction, name), line in joint.iterrows():
-        found = np.mean([row["sets"][name] for _, row in rows[rows["direction"] == direction].iterrows()])
+        found = np.mean(
+            [row["sets"]["failed"][name] for _, row in rows[rows["direction"] == direction].iterrows()]
+        )
         assert line["joint_nats"] == pytest.approx(found)
         assert line["redundancy_nats"] == pytest.approx(line["joint_nats"] - line["singles_nats"])
     assert {name.count(",") for name in patched.about("patch")["provenance"]["sets"].values()} == {1, 4}
@@ -330,8 +333,10 @@ def test_patch_measures_the_delta_that_probe_measures(patched: Shell) -> None:
     assert {row["item_id"] for row in rows} == set(copy.index) != set()
     for row in rows:
         assert (row["from"], row["to"]) == ("pre", "neut")
-        assert row["delta"] == row["logprob_to"] - row["logprob_from"]
-        assert row["delta"] == pytest.approx(copy[row["item_id"]], abs=NATS)
+        for name, delta in row["delta"].items():
+            assert delta == row["logprob_to"][name] - row["logprob_from"][name]
+        assert row["delta"]["failed"] == pytest.approx(copy[row["item_id"]], abs=NATS)
+        assert set(row["delta"]) == {"failed", "diverging", "gold"} and row["references"] == "gold"
 
 
 @torch.no_grad()
@@ -361,8 +366,8 @@ def test_an_effect_has_its_sign_and_size_by_transformer_lens_alone(patched: Shel
     for head in (Head(0, 2), Head(1, 1), Head(2, 3)):
         noise = logp(queries["neut"]) - logp(queries["neut"], queries["pre"], head)
         denoise = logp(queries["pre"], queries["neut"], head) - logp(queries["pre"])
-        assert rows["noise"]["heads"][str(head)] == pytest.approx(noise, abs=NATS)
-        assert rows["denoise"]["heads"][str(head)] == pytest.approx(denoise, abs=NATS)
+        assert rows["noise"]["heads"]["failed"][str(head)] == pytest.approx(noise, abs=NATS)
+        assert rows["denoise"]["heads"]["failed"][str(head)] == pytest.approx(denoise, abs=NATS)
         assert max(abs(noise), abs(denoise)) > NATS
 
 
@@ -371,8 +376,10 @@ def test_everything_from_the_other_run_gives_the_other_run_on_every_item(tiny_fo
     model = tiny_model(tiny_folder, "llama")
     engine = Engine(model)
     keep = [*sweep_names(model), *(f"blocks.{layer}.hook_mlp_out" for layer in range(model.n_layers))]
-    for item in ITEMS:
-        pre, neut = (decision_run(engine, item, name, WORDING, keep) for name in ("pre", "neut"))
+    for item, candidate in product(ITEMS, ("failed", "gold")):
+        pre, neut = (
+            decision_run(engine, item, name, WORDING, keep, candidate=candidate) for name in ("pre", "neut")
+        )
         for recipient, donor in ((pre, neut), (neut, pre)):
             query = recipient.query
             changed = Query(query.prompt, query.action, everything_from(model, donor))
@@ -383,14 +390,15 @@ def test_everything_from_the_other_run_gives_the_other_run_on_every_item(tiny_fo
 
 def test_a_condition_patched_from_itself_has_no_effect_at_all(shell: Shell) -> None:
     shell.ran("patch", "--from", "neut", "--to", "neut", "--k", "2")
-    effects = shell.table("effects")
+    effects = shell.logprob("effects")
     assert len(effects) == 3 * 2 * N_HEADS
     assert (effects["effect_nats"] == 0).all() and effects["share"].isna().all()
-    shares = shell.table("shares")
+    shares = shell.logprob("shares")
     assert shares["share"].isna().all() and shares["flagged"].all()
     for row in shell.lines("patches"):
-        assert row["delta"] == 0
-        assert all(abs(value) < NATS for value in row["sets"].values())  # a joint set is run, not skipped
+        assert set(row["delta"].values()) == {0}
+        for sets in row["sets"].values():
+            assert all(abs(value) < NATS for value in sets.values())  # a joint set is run, not skipped
 
 
 def test_one_direction_writes_only_that_one(shell: Shell) -> None:
@@ -411,8 +419,9 @@ def test_the_slow_engine_patches_to_the_same_effects(patched: Shell) -> None:
     for one, other in pairs:
         assert one["id"] == other["id"]
         for kind in ("heads", "sets"):
-            assert one[kind].keys() == other[kind].keys()
-            assert max(abs(one[kind][name] - other[kind][name]) for name in one[kind]) <= NATS
+            assert one[kind].keys() == other[kind].keys() == {"failed", "diverging", "gold"}
+            for of, values in one[kind].items():
+                assert max(abs(values[name] - other[kind][of][name]) for name in values) <= NATS
 
 
 def test_a_run_does_not_go_on_with_other_head_sets_than_it_began_with(shell: Shell) -> None:

@@ -42,7 +42,7 @@ def write(run: Path, directions: tuple[str, ...] = ("denoise", "noise"), mlps: b
                     )
                 )
     run.mkdir(parents=True, exist_ok=True)
-    table = pd.concat(parts)
+    table = pd.concat(parts).assign(metric="logprob")
     table.to_csv(run / "attribution.csv", index=False)
     return table
 

@@ -14,7 +14,7 @@ from figures import FigureError, style, write_all
 from figures.__main__ import main
 from figures.dose_curve import draw_dose_curve
 from figures.labels import name_points, overlap
-from figures.load import head_shares
+from figures.load import head_shares, read_effects
 from tests.synthetic_run import ITEMS, N_HEADS, N_LAYERS, N_SELECTED, write_run
 
 MEASURED = ("scaling", "split_bars", "repeat_probability", "manipulations", "by_family_toolshed", "profiles")
@@ -62,7 +62,7 @@ def test_the_csv_behind_the_maps_holds_every_head_and_its_mark(drawn: Path) -> N
     heads = pd.read_csv(drawn / "heads.csv")
     scores = numbers(drawn, "head_scores")
     pd.testing.assert_frame_equal(scores, heads[["layer", "head", "prefix_matching", "selected"]])
-    effects = pd.read_csv(drawn / "effects.csv")
+    effects = pd.read_csv(drawn / "effects.csv").query("metric == 'logprob'")
     shown = numbers(drawn, "head_effects")
     assert set(shown["direction"]) == set(effects["direction"]) != set()
     for direction, found in shown.groupby("direction"):
@@ -77,7 +77,7 @@ def test_the_csv_behind_the_maps_holds_every_head_and_its_mark(drawn: Path) -> N
 def test_the_csv_behind_the_scatter_joins_score_and_share(drawn: Path) -> None:
     table = numbers(drawn, "score_vs_effect")
     assert len(table) == 2 * N_LAYERS * N_HEADS
-    shares = head_shares(pd.read_csv(drawn / "effects.csv"), "denoise")["share"]
+    shares = head_shares(read_effects(drawn), "denoise")["share"]
     np.testing.assert_allclose(table.query("direction == 'denoise'")["share"], shares)
     np.testing.assert_allclose(
         table.query("direction == 'denoise'")["prefix_matching"],
@@ -113,7 +113,9 @@ def test_the_csv_behind_the_off_target_figure_holds_intervals_and_ranges(drawn: 
 def test_the_csv_behind_the_agreement_holds_rank_correlation_and_overlap(drawn: Path) -> None:
     table = numbers(drawn, "agreement")
     assert table["statistic"].value_counts().to_dict() == {"spearman": 8, "jaccard": 8}
-    source = pd.read_csv(drawn / "agreement.csv").query("statistic != 'kendall'")
+    source = pd.read_csv(drawn / "agreement.csv").query(
+        "statistic in ('spearman', 'jaccard') and metric == 'logprob'"
+    )
     assert sorted(table["estimate"]) == sorted(source["estimate"])
 
 
@@ -164,12 +166,39 @@ def test_one_direction_one_item_and_a_tall_model_are_drawn_too(tmp_path: Path) -
         tmp_path / "heads.csv", index=False
     )
     table = pd.DataFrame({"item_id": "a", "direction": "noise", "layer": layer, "head": head})
-    named = {"site": "z", "at": "candidate", "from": "pre", "to": "neut"}
+    named = {"metric": "logprob", "site": "z", "at": "candidate", "from": "pre", "to": "neut"}
     table.assign(effect_nats=head - 9.0, share=(head - 9.0) / 40, **named).to_csv(
         tmp_path / "effects.csv", index=False
     )
     written = write_all(tmp_path, say=lambda reason: None)
     assert {path.stem for path in written} == {"head_scores", "head_effects", "score_vs_effect"}
+
+
+def test_another_metric_draws_its_own_numbers_and_says_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    names = (
+        "head_effects",
+        "score_vs_effect",
+        "site_comparison",
+        "layer_profile",
+        "direct_total",
+        "path_bars",
+    )
+    shown = {}
+    for metric in ("logprob", "margin"):
+        write_all(run, say=lambda reason: None, metric=metric)
+        shown[metric] = {name: numbers(run, name) for name in (*names, "attribution", "agreement")}
+    for name in names:
+        one, other = (shown[metric][name] for metric in ("logprob", "margin"))
+        columns = [column for column in one.columns if column.endswith("share")]
+        assert columns and len(one) == len(other)
+        scale = {"head_effects": 1.0, "score_vs_effect": 1.0}.get(name, 0.8)
+        np.testing.assert_allclose(other[columns], scale * one[columns], rtol=1e-9)
+    half = shown["margin"]["head_effects"]["effect_nats"] / shown["logprob"]["head_effects"]["effect_nats"]
+    np.testing.assert_allclose(half, 0.5)
+    reasons: list[str] = []
+    write_all(run, say=reasons.append, metric="diverging")
+    assert any("effects.csv has no rows of the metric diverging" in reason for reason in reasons)
 
 
 def test_a_broken_table_is_an_error_and_not_a_skipped_figure(

@@ -9,7 +9,7 @@ import pytest
 
 from figures.direct_total import direct_numbers
 from figures.layer_profile import layer_numbers
-from figures.load import FigureError, MissingTable, read_effects, read_table
+from figures.load import FigureError, MissingTable, of_metric, read_effects, read_table
 from figures.path_bars import path_numbers
 from figures.site_comparison import site_numbers
 from tests.synthetic_patching import write_patching
@@ -31,14 +31,14 @@ def test_effects_of_other_sites_and_pairs_are_not_drawn_as_heads_of_delta_copy(t
         table.assign(**{"from": "neut", "to": "fail"}),
     ]
     pd.concat([*others, table]).to_csv(run / "effects.csv", index=False)
-    assert len(read_effects(run)) == len(table)
+    assert len(read_effects(run)) == len(read_effects(run, "margin")) == len(table) / 2
     others[0].to_csv(run / "effects.csv", index=False)
     with pytest.raises(MissingTable, match="no rows of site z"):
         read_effects(run)
 
 
 def test_sites_are_compared_where_there_are_two(run: Path) -> None:
-    table = read_table(run, "redundancy.csv")
+    table = of_metric(read_table(run, "redundancy.csv"), "redundancy.csv", "logprob")
     found = site_numbers(table)
     assert len(found) == len(table)
     record = found[(found["at"] == "record") & (found["direction"] == "noise") & (found["set"] == "top32")]
@@ -56,7 +56,7 @@ def test_only_pre_to_neut_is_called_delta_copy(run: Path) -> None:
         ("direct.csv", direct_numbers),
         ("path.csv", path_numbers),
     ):
-        table = read_table(run, name)
+        table = of_metric(read_table(run, name), name, "margin")
         other = table.assign(**{"from": "neut", "to": "fail"})
         pd.testing.assert_frame_equal(numbers(pd.concat([other, table])), numbers(table))
         with pytest.raises(MissingTable):

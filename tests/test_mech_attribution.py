@@ -106,6 +106,38 @@ def test_the_estimate_is_the_derivative_of_the_exact_patched_score(
     assert min(map(abs, slopes)) > 10 * DERIVATIVE, "a slope of zero cannot tell right from wrong"
 
 
+def test_of_the_later_tokens_the_estimate_is_the_derivative_of_their_part_of_the_score(
+    tiny_folder: FolderFactory,
+) -> None:
+    model = tiny_model(tiny_folder, "gemma3")
+    recipient, donor = pair(model)
+
+    def tail(edit: Edit, first: int) -> float:
+        query = recipient.query
+        [found] = score(model, [Query(query.prompt, query.action, Intervention((edit,)))])
+        return float(found.logprobs[first:].sum())
+
+    whole = flat(attribute(Engine(model), recipient, donor))
+    for first in (1, len(ACTION) - 1):
+        slopes = [
+            (tail(line(STEP), first) - tail(line(-STEP), first)) / (2 * STEP)
+            for line in lines(model, recipient, donor)
+        ]
+        found = flat(attribute(Engine(model), recipient, donor, first=first))
+        assert_close(found, torch.tensor(slopes, dtype=torch.float64), DERIVATIVE)
+        assert float((found - whole).abs().max()) > 1e-3
+        slow = flat(attribute(Engine(model, slow=True), recipient, donor, first=first))
+        assert_close(found, slow, 10 * FP64)
+        few = [
+            flat(attribute(engine, recipient, donor, 3, first=first))
+            for engine in (Engine(model), Engine(model, slow=True))
+        ]
+        assert_close(few[0], few[1], 10 * FP64)
+    for wrong in (-1, len(ACTION)):
+        with pytest.raises(InputError, match=f"no token {wrong} of an action of {len(ACTION)}"):
+            attribute(Engine(model), recipient, donor, first=wrong)
+
+
 @pytest.mark.parametrize(("family", "dtype"), MODELS)
 @pytest.mark.parametrize("steps", [1, 2])
 def test_packed_rows_give_what_full_forwards_give(

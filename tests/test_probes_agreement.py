@@ -13,6 +13,7 @@ from scipy.stats import kendalltau, spearmanr
 
 from mech.errors import InputError
 from probes.agreement import AGREEMENT, BETWEEN, agreement, between_scores
+from probes.stats import percentile_ends
 
 N_LAYERS, N_HEADS = 4, 3
 HEADS = [(layer, head) for layer in range(N_LAYERS) for head in range(N_HEADS)]
@@ -36,11 +37,12 @@ def effects_of(values: np.ndarray, direction: str = "noise", tasks: list[str] | 
             *head,
             values[item, place],
             math.nan,
+            10.0,
         )
         for item in range(len(values))
         for place, head in enumerate(HEADS)
     ]
-    columns = ["item_id", "task_id", "direction", "layer", "head", "effect_nats", "share"]
+    columns = ["item_id", "task_id", "direction", "layer", "head", "effect_nats", "share", "delta"]
     return pd.DataFrame(lines, columns=columns)
 
 
@@ -57,7 +59,7 @@ SCORES = scores_of(prefix_matching=X, copying=[-x for x in X], even=[1.0] * 12).
 
 
 def by_key(found: pd.DataFrame) -> Iterator[tuple[tuple[str, str, str, int], pd.Series]]:
-    for _, row in found.iterrows():
+    for _, row in found[found["score"] != ""].iterrows():
         k = 0 if math.isnan(row["k"]) else int(row["k"])
         yield (row["direction"], row["score"], row["statistic"], k), row
 
@@ -68,7 +70,8 @@ def test_estimates_are_those_of_scipy_and_of_sets() -> None:
     found = agreement(SCORES, effects, _rng, top=(1, 4, 8, 99), n_draws=50)
     assert tuple(found.columns) == AGREEMENT
     rows = dict(by_key(found))
-    assert len(rows) == len(found) == 2 * 3 * (2 + 3)  # 99 heads there are not
+    assert len(rows) == 2 * 3 * (3 + 2 * 3)  # 99 heads there are not
+    assert len(found) == len(rows) + 2 * (2 + 3)  # of the effects with themselves
     for direction, values in (("noise", noise), ("denoise", denoise)):
         mean = values.mean(axis=0)
         for score in ("prefix_matching", "copying"):
@@ -79,6 +82,15 @@ def test_estimates_are_those_of_scipy_and_of_sets() -> None:
                 one, other = top(own, k), top(mean, k)
                 row = rows[direction, score, "jaccard", k]
                 assert row["estimate"] == pytest.approx(len(one & other) / len(one | other))
+                assert rows[direction, score, "recall", k]["estimate"] == pytest.approx(len(one & other) / k)
+                assert rows[direction, score, "recall", k]["chance"] == k / 12
+            within = [spearmanr(own[at : at + 3], mean[at : at + 3])[0] for at in range(0, 12, 3)]
+            line = rows[direction, score, "spearman_within_layer", 0]
+            assert line["estimate"] == pytest.approx(np.nanmean(within))
+            sums = values.sum(axis=1).mean()
+            assert (line["effects_nats"], line["delta_nats"]) == pytest.approx((sums, 10.0))
+            way = {"noise": "noising", "denoise": "denoising"}[direction]
+            assert line["with"] == f"exact single-head {way}, sum of effects {sums:.1f} of 10.0 nats"
     assert (found[["n", "n_clusters", "n_heads"]] == [7, 7, 12]).all().all()
 
 
@@ -87,7 +99,7 @@ def top(values: np.ndarray, k: int) -> set[tuple[int, int]]:
 
 
 def test_a_score_that_is_the_effect_agrees_wholly_and_its_negative_not_at_all() -> None:
-    effects = np.tile(np.arange(12.0), (3, 1))
+    effects = np.tile(np.arange(12.0), (6, 1))
     scores = scores_of(same=list(np.arange(12.0) ** 3), opposite=list(-np.arange(12.0)))
     found = dict(by_key(agreement(scores, effects_of(effects), _rng, top=(4,), n_draws=20)))
     for statistic in ("spearman", "kendall"):
@@ -108,12 +120,13 @@ def test_a_score_that_is_the_same_for_all_heads_ranks_nothing() -> None:
 
 def test_the_interval_is_that_of_draws_of_whole_tasks() -> None:
     values, tasks = draws(4, 9), ["b", "a", "a", "c", "b", "a", "d", "d", "d"]
+    tasks = [*tasks[:7], "e", "f"]
     n_draws = 400
     found = dict(by_key(agreement(SCORES, effects_of(values, tasks=tasks), _rng, top=(4,), n_draws=n_draws)))
     names = sorted(set(tasks))
-    taken = _rng("agreement/noise").multinomial(4, [0.25] * 4, size=n_draws)
+    taken = _rng("agreement/noise").multinomial(6, [1 / 6] * 6, size=n_draws)
     own = SCORES["prefix_matching"].to_numpy()
-    each: dict[str, list[float]] = {"spearman": [], "kendall": [], "jaccard": []}
+    each: dict[str, list[float]] = {"spearman": [], "kendall": [], "jaccard": [], "recall": []}
     for counts in taken:
         drawn = [i for name, times in zip(names, counts, strict=True) for _ in range(times)
                  for i, task in enumerate(tasks) if task == name]  # fmt: skip
@@ -121,18 +134,37 @@ def test_the_interval_is_that_of_draws_of_whole_tasks() -> None:
         each["spearman"].append(spearmanr(own, mean)[0])
         each["kendall"].append(kendalltau(own, mean)[0])
         each["jaccard"].append(len(top(own, 4) & top(mean, 4)) / len(top(own, 4) | top(mean, 4)))
+        each["recall"].append(len(top(own, 4) & top(mean, 4)) / 4)
     for statistic, drawn_values in each.items():
-        row = found["noise", "prefix_matching", statistic, 4 if statistic == "jaccard" else 0]
+        row = found["noise", "prefix_matching", statistic, 4 if statistic in ("jaccard", "recall") else 0]
         assert row[["ci_lo", "ci_hi"]].tolist() == pytest.approx(
-            list(np.quantile(drawn_values, [0.025, 0.975])), abs=1e-12
+            percentile_ends(np.array(drawn_values), 6), abs=1e-12
         )
-        assert not row["flagged"] and row["n"] == 9 and row["n_clusters"] == 4
+        assert not row["flagged"] and row["n"] == 9 and row["n_clusters"] == 6
 
 
-def test_one_task_has_no_interval() -> None:
-    found = agreement(SCORES, effects_of(draws(), tasks=["t"] * 7), _rng, n_draws=20)
+@pytest.mark.parametrize("tasks", [list("ttttttt"), list("abcdeee")])
+def test_fewer_than_six_tasks_have_no_interval(tasks: list[str]) -> None:
+    found = agreement(SCORES, effects_of(draws(), tasks=tasks), _rng, n_draws=20)
+    found = found[found["score"] != ""]
     assert found[["ci_lo", "ci_hi"]].isna().all().all() and found["flagged"].all()
     assert found.loc[found["score"] == "prefix_matching", "estimate"].notna().all()
+
+
+def test_the_effects_agree_with_themselves_by_halves_that_share_no_task() -> None:
+    noise = np.random.default_rng(8).normal(size=(12, 12))
+    found = agreement(SCORES, effects_of(noise), _rng, top=(4,), n_draws=5)
+    own = found[found["score"] == ""].set_index("statistic")
+    assert set(own.index) == {"reliability", "reliability_within_layer", "reliability_recall"}
+    assert abs(own.loc["reliability", "estimate"]) < 0.3
+    assert (
+        own.loc["reliability", "ci_lo"] < own.loc["reliability", "estimate"] < own.loc["reliability", "ci_hi"]
+    )
+    assert own["with"].str.startswith("the other half: exact single-head noising").all()
+    true = agreement(SCORES, effects_of(noise + 9 * np.arange(12)), _rng, n_draws=5)
+    assert true.loc[true["statistic"] == "reliability", "estimate"].iloc[0] > 0.95
+    few = agreement(SCORES, effects_of(noise[:3]), _rng, n_draws=5)
+    assert few.loc[few["score"] == "", ["estimate", "ci_lo"]].isna().all(axis=None)
 
 
 def test_chance_is_the_mean_over_all_sets_of_that_size() -> None:
@@ -149,7 +181,7 @@ def test_neither_the_order_of_rows_nor_more_scores_change_a_number() -> None:
     mixed = agreement(
         SCORES.sample(frac=1, random_state=1), effects.sample(frac=1, random_state=2), _rng, n_draws=100
     )
-    pd.testing.assert_frame_equal(mixed[mixed["score"] == "copying"].reset_index(drop=True), one)
+    pd.testing.assert_frame_equal(mixed[mixed["score"].isin(["copying", ""])].reset_index(drop=True), one)
 
 
 def test_many_draws_at_once_are_those_of_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,8 +108,8 @@ def test_redundancy_is_the_joint_effect_minus_the_single_ones() -> None:
     assert found["redundancy_nats"] == pytest.approx(sum(gaps) / 3)
     assert found["joint_share"] == pytest.approx(19.5 / 40.001)
     same = cluster_bootstrap(gaps, ["task-a", "task-b", "task-c"], _rng("redundancy/noise/top"), n_draws=4000)
-    assert (found["ci_lo"], found["ci_hi"]) == pytest.approx((same.lo, same.hi))
-    assert found["n"] == found["n_clusters"] == 3
+    assert (found["ci_lo"], found["ci_hi"]) == pytest.approx((same.lo, same.hi), nan_ok=True)
+    assert math.isnan(found["ci_lo"]) and found["n"] == found["n_clusters"] == 3
 
 
 def test_heads_that_add_up_have_no_redundancy() -> None:

@@ -15,12 +15,12 @@ from mech.engine import Engine
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.layer_patching import patch_layers
-from mech.patching import patch_heads
+from mech.patching import all_heads, patch_heads
 from mech.queries import Query
 from probes import screening
-from probes.attributed import ATTRIBUTION, compared
+from probes.attributed import ATTRIBUTION, compared, units_of
 from probes.ranks import places, recall, spearman
-from probes.stats import cluster_bootstrap
+from probes.stats import cluster_bootstrap, percentile_ends
 from tests.mech_cases import ACTION, LEFT, RIGHT, FolderFactory, tiny_model
 from tests.mech_cases import one_thread as one_thread
 
@@ -40,7 +40,7 @@ def _rng(name: str = "") -> np.random.Generator:
 
 def rows(direction: str = "denoise", site: str = "z") -> pd.DataFrame:
     lines = [
-        (item, TASKS[item], direction, site, head.layer, head.head, effect, estimate)
+        (item, TASKS[item], direction, 10.0, site, head.layer, head.head, effect, estimate)
         for item, (effects, estimates) in VALUES.items()
         for head, effect, estimate in zip(HEADS, effects, estimates, strict=True)
     ]
@@ -81,8 +81,13 @@ def test_the_screen_takes_the_largest_estimates_of_either_sign() -> None:
 def test_agreement_is_per_item_and_of_the_means() -> None:
     found = screening.agreement(rows(), _rng, top=(2, 4, 5, 9), n_draws=500)
     assert tuple(found.columns) == screening.SCREENING
-    assert found["statistic"].tolist() == ["spearman", "recall", "recall"] * 2
+    each = ["spearman", "spearman_within_layer", "recall", "recall"]
+    assert found["statistic"].tolist() == [*each, *each, "reliability", "reliability_within_layer"]
     assert found["k"].dropna().tolist() == [2, 4] * 2, "recall of all units is no finding"
+    assert found.loc[found["statistic"] == "reliability", "estimate"].isna().all(), "two tasks have no halves"
+    sums = np.mean([sum(pair[0]) for pair in VALUES.values()])
+    assert found["with"].iloc[0] == f"exact single-head denoising, sum of effects {sums:.1f} of 10.0 nats"
+    assert found["effects_nats"].tolist() == pytest.approx([sums] * len(found))
     assert (found["n"] == 3).all() and (found["n_clusters"] == 2).all() and (found["n_units"] == 5).all()
     # exact top 2 is {0, 1} in each item; estimated: {0, 2}, {1, 0}, {4, 0}
     per_item = [0.5, 1.0, 0.5]
@@ -95,37 +100,69 @@ def test_agreement_is_per_item_and_of_the_means() -> None:
     )
     # means: exact 4, -17/3, .5, .1, .17; estimated 11/3, -2.43, .77, .27, 1: the top two are the same
     assert cell(found, scope="pooled", k=2) == 1.0
-    same = cluster_bootstrap(
-        per_item, ["t1", "t1", "t2"], _rng("screening/z/denoise/item/recall2"), n_draws=500
-    )
-    ends = found[(found["scope"] == "item") & (found["k"] == 2)].iloc[0]
-    assert (ends["ci_lo"], ends["ci_hi"]) == pytest.approx((same.lo, same.hi))
+    assert found[["ci_lo", "ci_hi"]].isna().all(axis=None), "two tasks have no interval"
 
 
-def test_the_pooled_interval_spans_what_drawing_tasks_can_give() -> None:
-    found = screening.agreement(rows(), _rng, top=(2,), n_draws=500)
+def many(n_tasks: int, noise: float = 0.5) -> pd.DataFrame:
+    """Two items a task, heads of three layers, estimates near the effects."""
+    rng = _rng("many tasks")
+    true = rng.normal(size=12)
+    lines = []
+    for i in range(2 * n_tasks):
+        exact = true + noise * rng.normal(size=12)
+        for h, guess in enumerate(exact + 0.3 * rng.normal(size=12)):
+            lines.append((f"i{i:02d}", f"t{i // 2:02d}", "noise", 4.0, "z", h // 4, h % 4, exact[h], guess))
+    return pd.DataFrame(lines, columns=list(ATTRIBUTION))
+
+
+def test_the_pooled_interval_is_that_of_draws_of_whole_tasks() -> None:
+    table = many(7)
+    found = screening.agreement(table, _rng, top=(4,), n_draws=300)
     line = found[found["scope"] == "pooled"].set_index("statistic")
-    exact, guess = (np.array([pair[i] for pair in VALUES.values()]) for i in (0, 1))
-    # two tasks: a draw is t1 twice, t2 twice or both
-    draws = [
-        spearmanr(exact[some].mean(0), guess[some].mean(0)).statistic for some in ([0, 1], [2], [0, 1, 2])
-    ]
-    assert line.loc["spearman", "ci_lo"] == pytest.approx(min(draws))
-    assert line.loc["spearman", "ci_hi"] == pytest.approx(max(draws))
-    # t1 alone: {0, 1} of {0, 1}; t2 alone: {0, 1} against {4, 0}
-    assert line.loc["recall", ["ci_lo", "ci_hi"]].tolist() == [0.5, 1.0]
-    alone = screening.agreement(rows()[rows()["task_id"] == "t2"], _rng, n_draws=100)
-    assert alone[["ci_lo", "ci_hi"]].isna().all().all() and alone["estimate"].notna().all()
+    wide = {
+        name: table.pivot(index="item_id", columns=["layer", "head"], values=name).to_numpy()
+        for name in ("effect_nats", "estimate_nats")
+    }
+    exact, guess = wide["effect_nats"], wide["estimate_nats"]
+    taken = _rng("screening/z/noise/pooled").multinomial(7, [1 / 7] * 7, size=300)
+    rhos, recalls = [], []
+    for counts in taken:
+        own = [i for task, times in enumerate(counts) for _ in range(times) for i in (2 * task, 2 * task + 1)]
+        sides = exact[own].mean(0), guess[own].mean(0)
+        rhos.append(spearmanr(*sides).statistic)
+        recalls.append(recall(sides[0][None], sides[1][None], 4)[0])
+    for name, values in (("spearman", rhos), ("recall", recalls)):
+        ends = line.loc[name, ["ci_lo", "ci_hi"]].tolist()
+        assert ends == pytest.approx(percentile_ends(np.array(values), 7))
+    per_item = recall(exact, guess, 4)
+    same = cluster_bootstrap(
+        per_item, [f"t{i // 2}" for i in range(14)], _rng("screening/z/noise/item/recall4"), n_draws=300
+    )
+    ends = found[(found["scope"] == "item") & (found["k"] == 4)].iloc[0]
+    assert (ends["ci_lo"], ends["ci_hi"]) == pytest.approx((same.lo, same.hi))
+    own = line.loc["reliability"]
+    assert own["ci_lo"] < own["estimate"] < own["ci_hi"] and own["with"].startswith("the other half: ")
+    assert (
+        line.loc["spearman_within_layer", "ci_lo"]
+        <= line.loc["spearman_within_layer", "estimate"]
+        <= line.loc["spearman_within_layer", "ci_hi"]
+    )
+    alone = screening.agreement(many(5), _rng, n_draws=100)
+    kept = alone[~alone["statistic"].str.startswith("reliability")]
+    assert kept[["ci_lo", "ci_hi"]].isna().all().all() and kept["estimate"].notna().all()
 
 
 def test_estimates_that_are_the_effects_agree_wholly_and_shuffled_ones_do_not() -> None:
     table = rows().assign(estimate_nats=lambda frame: frame["effect_nats"])
     found = screening.agreement(table, _rng, top=(1, 2), n_draws=100)
-    assert found[["estimate", "ci_lo", "ci_hi"]].to_numpy() == pytest.approx(1.0)
+    found = found[~found["statistic"].str.startswith("reliability")]
+    assert found["estimate"].dropna().to_numpy() == pytest.approx(1.0)
+    within = found["statistic"] == "spearman_within_layer"
+    assert found["estimate"].isna().equals(within), "no layer has three heads"
     rng = _rng("many")
     effects = rng.normal(size=(40, 60)) + 3 * rng.normal(size=60)
     lines = [
-        (f"i{i}", f"t{i // 2}", "noise", "z", h // 6, h % 6, effects[i, h], effects[i, (h * 7 + 3) % 60])
+        (f"i{i}", f"t{i // 2}", "noise", 9.0, "z", h // 6, h % 6, effects[i, h], effects[i, (h * 7 + 3) % 60])
         for i in range(40)
         for h in range(60)
     ]
@@ -234,18 +271,17 @@ def test_rows_that_could_only_give_a_wrong_comparison_are_refused(
         screening.agreement(rows().iloc[:-1], _rng)
 
 
-def test_compared_puts_the_sign_of_the_direction_on_the_estimates() -> None:
-    found = Attribution({Head(0, 1): 2.0, Head(1, 0): -3.0}, {0: 0.5}, 1)
-    noise = compared("i", "t", "noise", found, {Head(1, 0): 2.5}, {0: -0.25})
-    assert tuple(noise.columns) == ATTRIBUTION
-    assert noise["estimate_nats"].tolist() == [3.0, -0.5] and noise["effect_nats"].tolist() == [2.5, -0.25]
-    assert noise["site"].tolist() == ["z", "mlp_out"] and noise["head"].isna().tolist() == [False, True]
-    assert compared("i", "t", "denoise", found, {Head(0, 1): 1.0})["estimate_nats"].tolist() == [2.0]
-    for heads, mlps, name in (({Head(3, 3): 1.0}, {}, "L3H3"), ({}, {4: 1.0}, "MLP4")):
+def test_compared_puts_an_estimate_beside_every_exact_effect() -> None:
+    exact, estimates = {"L1H0": 2.5, "MLP0": -0.25}, {"L0H1": -2.0, "L1H0": 3.0, "MLP0": -0.5}
+    found = pd.DataFrame(compared("i", "t", "noise", 7.0, exact, estimates), columns=list(ATTRIBUTION))
+    assert found["estimate_nats"].tolist() == [3.0, -0.5] and found["effect_nats"].tolist() == [2.5, -0.25]
+    assert found["site"].tolist() == ["z", "mlp_out"] and found["head"].isna().tolist() == [False, True]
+    assert (found["delta"] == 7.0).all()
+    for name in ("L3H3", "MLP4"):
         with pytest.raises(InputError, match=f"{name} was patched and not attributed"):
-            compared("i", "t", "noise", found, heads, mlps)
+            compared("i", "t", "noise", 7.0, {name: 1.0}, estimates)
     with pytest.raises(InputError, match="'both' is not a direction"):
-        compared("i", "t", "both", found, {})
+        compared("i", "t", "both", 7.0, {}, estimates)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -258,20 +294,25 @@ def test_with_one_head_moving_alone_the_estimates_are_the_exact_sweep_in_both_di
     parts = []
     for direction, recipient, donor in (("noise", high, low), ("denoise", low, high)):
         sign, base = -1.0 if direction == "noise" else 1.0, recipient.score.total
-        heads = {h: sign * (s.total - base) for h, s in patch_heads(engine, recipient, donor).items()}
-        mlps = {i: sign * (s.total - base) for i, s in patch_layers(engine, recipient, donor).items()}
+        exact = {str(h): s.total for h, s in patch_heads(engine, recipient, donor).items()}
+        exact |= {f"MLP{i}": s.total for i, s in patch_layers(engine, recipient, donor).items()}
+        exact = {unit: sign * (total - base) for unit, total in exact.items()}
+        heads = all_heads(model)
         alone = [attribute(engine, recipient, donor, 6, HeadSet([head]), ("z",)).heads for head in heads]
         found = Attribution(
             {head: value for one in alone for head, value in one.items()},
             attribute(engine, recipient, donor, 6, sites=("mlp_out",)).mlps,
             6,
         )
-        parts.append(compared("i", "t", direction, found, heads, mlps))
+        estimates = units_of(found.effects(direction))
+        lines = compared("i", "t", direction, sign * (base - donor.score.total), exact, estimates)
+        parts.append(pd.DataFrame(lines, columns=list(ATTRIBUTION)))
     table = pd.concat(parts)
     assert len(table) == 2 * (model.n_layers * model.n_heads + model.n_layers)
     np.testing.assert_allclose(table["estimate_nats"], table["effect_nats"], rtol=0.05, atol=0.03)
     assert table["effect_nats"].abs().median() > 0.2
-    found = screening.agreement(table, _rng, top=(4,), n_draws=10)
+    found_agreement = screening.agreement(table, _rng, top=(4,), n_draws=10)
     for direction in ("noise", "denoise"):
-        assert cell(found, site="z", direction=direction, scope="item", k=4) == 1.0
-        assert cell(found, site="z", direction=direction, scope="item", statistic="spearman") > 0.98
+        at = {"site": "z", "direction": direction, "scope": "item"}
+        assert cell(found_agreement, **at, k=4) == 1.0
+        assert cell(found_agreement, **at, statistic="spearman") > 0.98
