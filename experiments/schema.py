@@ -123,21 +123,38 @@ SUPPRESSORS = (
     *("direction", "layer", "head", "effect_nats", "ci_lo", "ci_hi", "p", "p_holm"),
     *("n", "n_clusters", "n_heads"),
 )
-# A found set of heads on one test set (training first): shares of the mean delta; random sets by the criterion, of
-# which so many heads had to be displaced to other layers.
+# A found set of heads on one test set (training first), in one metric: shares of the mean delta (nats, or nats a
+# token). From random_mean on: the random sets of circuit_controls.csv, by the criterion.
 CIRCUIT = (
-    *("method", "criterion", "target", "k", "heads", "reached", "test_set"),
+    *("method", "criterion", "target", "k", "heads", "reached", "test_set", "metric"),
     *("necessity", "necessity_lo", "necessity_hi", "sufficiency", "sufficiency_lo", "sufficiency_hi"),
-    *("faithfulness", "faithfulness_lo", "faithfulness_hi", "n", "n_clusters", "delta_nats"),
-    *("random_mean", "percentile", "p", "n_controls", "displaced", "completeness_mean", "completeness_worst"),
+    *("faithfulness", "faithfulness_lo", "faithfulness_hi", "n", "n_clusters", "delta"),
+    *("random_mean", "percentile", "p", "n_controls", "displaced", "excess", "excess_p", "p_holm", "family_size"),
+    *("completeness_mean", "completeness_worst"),
+)
+# The same beside one kind of control sets, by the criterion. displaced: heads of a set in another layer than the one
+# they stand for (mean); p: rank among them; excess: share beyond their mean, paired by item, with the p that is
+# corrected.
+CIRCUIT_CONTROLS = (
+    *("method", "criterion", "k", "test_set", "metric", "control", "share"),
+    *("control_mean", "control_lo", "control_hi", "n_controls", "displaced", "percentile", "p"),
+    *("excess", "excess_lo", "excess_hi", "excess_p", "p_holm", "family_size", "n", "n_clusters"),
 )
 # cost: share lost on held-out tasks without the head; spare: less than 1 %; alone: its own share on training tasks.
 CIRCUIT_HEADS = (*("method", "layer", "head", "order", "cost", "spare", "prefix_matching", "alone", "sign"),)
 CIRCUIT_COMPLETENESS = (
     *("method", "test_set", "subset", "k_removed", "removed", "circuit_left", "model_left", "gap"),
 )
+# Two results side by side: of two halves of the training clusters (halves by task or template), or of the study's own
+# random tokens and others (tokens). k_other etc.: the other half's; spearman_within_layer: mean over layers. Sets that
+# were not looked for (empty cells) are those of costly searches.
 CIRCUIT_STABILITY = (
-    *("method", "variation", "label", "n_items", "k", "reached", "jaccard", "kendall", "spearman"),
+    *("method", "variation", "label", "n_items", "n_items_other", "k", "k_other", "reached", "reached_other"),
+    *("jaccard", "kendall", "spearman", "spearman_within_layer", "recall_8", "recall_16", "recall_32"),
+)
+# Its columns over repeats: lowest and highest, middle 95 % (lo, hi); chance: of two random orders.
+CIRCUIT_STABILITY_SUMMARY = (
+    *("method", "variation", "statistic", "mean", "lo", "hi", "lowest", "highest", "n_repeats", "chance"),
 )
 # ci_lo, ci_hi of the method "random": the extremes of its draws.
 CIRCUIT_CURVE = ("method", "test_set", "k", "share", "ci_lo", "ci_hi", "n")
@@ -232,9 +249,11 @@ TABLES: dict[str, tuple[str, ...]] = {
     "carried": CARRIED,
     "carried_offtarget": CARRIED_OFFTARGET,
     "circuit": CIRCUIT,
+    "circuit_controls": CIRCUIT_CONTROLS,
     "circuit_heads": CIRCUIT_HEADS,
     "circuit_completeness": CIRCUIT_COMPLETENESS,
     "circuit_stability": CIRCUIT_STABILITY,
+    "circuit_stability_summary": CIRCUIT_STABILITY_SUMMARY,
     "circuit_curve": CIRCUIT_CURVE,
     "circuit_ranking": CIRCUIT_RANKING,
     "direct": DIRECT,
