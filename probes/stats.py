@@ -27,6 +27,10 @@ import pandas as pd
 from jaxtyping import Float, Int, Shaped
 
 from mech.errors import InputError
+from probes.families import corrected as _corrected
+from probes.families import family_size as family_size
+from probes.families import holm as holm
+from probes.families import null_is_zero
 
 SUMMARY = ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm")
 HEADLINE = "G"  # the declared family: the sign of G, one test per model and environment
@@ -184,22 +188,6 @@ def _interval(
     # C clusters have 2^C sign patterns: no fewer than 2 of them are as extreme as all of one sign.
     p = min(1.0, max((int(extreme.sum()) + 1) / (len(draws) + 1), 2.0 ** (1 - n_clusters)))
     return Interval(estimate, float(lo), float(hi), n, n_clusters, p, False)
-
-
-def holm(p: npt.ArrayLike) -> Float[np.ndarray, " test"]:
-    """Holm's step-down adjusted p-values: monotone, at most 1; NaN stays NaN and is not in the family."""
-    raw = np.asarray(p, dtype=float)
-    adjusted = np.full(raw.shape, np.nan)
-    tested = np.flatnonzero(~np.isnan(raw))
-    order = tested[np.argsort(raw[tested], kind="stable")]
-    steps = raw[order] * np.arange(len(order), 0, -1)
-    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
-    return adjusted
-
-
-def family_size(p: npt.ArrayLike) -> int:
-    """How many tests a Holm family holds: those whose p is not NaN."""
-    return int((~np.isnan(np.asarray(p, dtype=float))).sum())
 
 
 def share_negative(values: npt.ArrayLike) -> float:
