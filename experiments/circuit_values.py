@@ -118,7 +118,8 @@ class Evaluations:
                     for one in needed(self.contrast(item), self.metric)
                 }
                 heads = {
-                    str(head): value - _mean([other[head] for name, other in each.items() if name != "failed"])
+                    str(head): value
+                    - _mean([other[head] for name, other in each.items() if name != "failed"])
                     for head, value in each["failed"].items()
                 }
                 self._keep({"id": row_id, "item_id": item.item_id, "heads": heads})
@@ -184,9 +185,7 @@ class Evaluations:
         if row_id not in self._rows:
             contrast = self.contrast(item)
             runs = {name: self._pair(label, item, name) for name in contrast.candidates}
-            sides = [
-                _sums(contrast, {name: pair[at].score for name, pair in runs.items()}) for at in (0, 1)
-            ]
+            sides = [_sums(contrast, {name: pair[at].score for name, pair in runs.items()}) for at in (0, 1)]
             about = {
                 "item_id": item.item_id,
                 "env": item.env,
@@ -276,7 +275,9 @@ class Evaluations:
         return self._runs[name]
 
 
-_TAIL = "failed, diverging"  # beside candidates' names: the failed action from the first token on that differs
+_TAIL = (
+    "failed, diverging"  # beside candidates' names: the failed action from the first token on that differs
+)
 
 
 def _value(effects: Scored, metric: str) -> float:

@@ -129,7 +129,17 @@ CIRCUIT = (
     *("method", "criterion", "target", "k", "heads", "reached", "test_set", "metric"),
     *("necessity", "necessity_lo", "necessity_hi", "sufficiency", "sufficiency_lo", "sufficiency_hi"),
     *("faithfulness", "faithfulness_lo", "faithfulness_hi", "n", "n_clusters", "delta"),
-    *("random_mean", "percentile", "p", "n_controls", "displaced", "excess", "excess_p", "p_holm", "family_size"),
+    *(
+        "random_mean",
+        "percentile",
+        "p",
+        "n_controls",
+        "displaced",
+        "excess",
+        "excess_p",
+        "p_holm",
+        "family_size",
+    ),
     *("completeness_mean", "completeness_worst"),
 )
 # The same beside one kind of control sets, by the criterion. displaced: heads of a set in another layer than the one
