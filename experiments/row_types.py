@@ -35,6 +35,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         "end_logprob": NotRequired[_LogProb | None],
         "end_is_argmax": NotRequired[bool | None],
         "length_mismatch": NotRequired[_Int | None],
+        "shared_tokens": NotRequired[float | None],
         "token_ids": NotRequired[list[_Count]],
         "token_logprobs": NotRequired[list[_LogProb]],
         "notes": NotRequired[list[str]],

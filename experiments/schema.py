@@ -65,7 +65,10 @@ MANIPULATIONS = (
 # axis: position (level: decile 0 to 9 of the token's place in a×) or part (level: before, error, after);
 # mean: nats per item, summed over the tokens of that level.
 PROFILES = ("model", "env", "measure", "axis", "level", *_INTERVAL)
-LENGTH_MATCH = ("model", "env", "condition", "n", "mean_mismatch", "max_abs_mismatch", "share_exact")
+# shared_tokens: mean share of a×'s tokens in the call recorded in its place; empty where a× itself is recorded.
+LENGTH_MATCH = (
+    *("model", "env", "condition", "n", "mean_mismatch", "max_abs_mismatch", "share_exact", "shared_tokens"),
+)
 SCALING = ("model", "n_parameters", "env", "measure", *_INTERVAL)
 # G on log10(parameters): slope in nats per decade; loo: range of the crossing when one model is left out.
 SCALING_FIT = (

@@ -4,12 +4,14 @@ C is the system prompt, the goal and the successful steps so far. A condition is
 messages that end where the assistant is to speak. Observations come back in the role that the wording names
 (a user turn by default, since several small models' templates know no tool role).
 
-Three conditions are as long as another one, in tokens of the model that reads them: `neut_pad` as `fail`,
-`quote_matched` as `fail_echo`, and `neut_matched` as `neut`. They alone need to know how the model counts (`Count`).
+Four conditions are as long as another one, in tokens of the model that reads them: `neut_pad` as `fail`,
+`quote_matched` as `fail_echo`, `neut_matched` and (nearly) `neut_other` as `neut`. They alone need to know how the
+model counts (`Count`).
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
 from mech.errors import InputError
@@ -172,6 +174,35 @@ def _neut_matched(item: Item, wording: Wording, count: Count) -> Messages:
     return _context(item, wording, count) + _step(words, item.obs_neutral, wording)
 
 
+def _neut_other(item: Item, wording: Wording, count: Count) -> Messages:
+    """As neut, the call replaced by another valid one of (nearly) as many tokens: both records are in distribution."""
+    return _context(item, wording, count) + _step(other_call(item, count), item.obs_neutral, wording)
+
+
+def other_call(item: Item, count: Count) -> str:
+    """The valid call that `neut_other` records, out of the item's candidates (`probes.placebo`).
+
+    Of those whose token count is within one of that of a× (or nearest to it, where none is): the one that shares the
+    least text with a× (share of its character 4-grams, in tenths); of equals the nearest in length; of equals the
+    first in an order drawn by the item's id.
+    """
+    calls: Sequence[str] = item.meta[OTHER_CALLS]
+    target, own = count(item.failed_action), grams(item.failed_action)
+    off = {call: abs(count(call) - target) for call in calls}
+    bound = max(1, min(off.values()))
+
+    def rank(call: str) -> tuple[float, int, str]:
+        shared = round(len(grams(call) & own) / max(len(own), 1), 1)
+        return shared, off[call], hashlib.sha256(f"{item.item_id}|{call}".encode()).hexdigest()
+
+    return min((call for call in calls if off[call] <= bound), key=rank)
+
+
+def grams(text: str, n: int = 4) -> set[str]:
+    """The runs of n characters of a text: two texts without one in common share no word of that length."""
+    return {text[at : at + n] for at in range(len(text) - n + 1)}
+
+
 def _quote_matched(item: Item, wording: Wording, count: Count) -> Messages:
     """As fail_echo, a× in the error replaced by words of as many tokens: a longer message without a second copy."""
     echo = _known(item.obs_fail_echo)
@@ -198,6 +229,9 @@ def _no_count(text: str) -> int:
 UNRELATED = ("unrelated_action", "unrelated_observation")
 """The keys of an item's meta that hold its far placebo."""
 
+OTHER_CALLS = "other_calls"
+"""The key of an item's meta that holds valid calls of other tasks, out of which `neut_other` takes one."""
+
 FILLERS = 8
 """Draws of filler in the place of a call, until one has its length: the first of the nearest is taken."""
 
@@ -211,6 +245,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "abstract": _noted(lambda item, wording: wording.abstract(item.error_type, item.tool)),
     "neut_pad": _neut_pad,
     "neut_matched": _neut_matched,
+    "neut_other": _neut_other,
     "fail_terse": _answered(lambda item: item.obs_fail_terse),
     "fail_verbose": _answered(lambda item: item.obs_fail_verbose),
     "fail_echo": _answered(lambda item: item.obs_fail_echo),
@@ -228,10 +263,22 @@ CONDITIONS: Mapping[str, Condition] = {
 MANIPULATIONS = tuple(name for name in CONDITIONS if name not in ("pre", "fail", "succ", "neut"))
 """The ways to write the failure otherwise, each measured against `fail`."""
 
-AS_LONG_AS: Mapping[str, str] = {"neut_pad": "fail", "neut_matched": "neut", "quote_matched": "fail_echo"}
+AS_LONG_AS: Mapping[str, str] = {
+    "neut_pad": "fail",
+    "neut_matched": "neut",
+    "neut_other": "neut",
+    "quote_matched": "fail_echo",
+}
 """Condition → the condition whose prompt it matches in tokens."""
 
+NEARLY_AS_LONG = frozenset({"neut_other"})
+"""Those of AS_LONG_AS that are matched as well as there are texts: a call cannot be cut to a length."""
+
 _Need = tuple[Callable[[Item], bool], str]
+
+
+def _is_calls(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(one, str) for one in value)
 
 
 def _field(name: str) -> _Need:
@@ -250,6 +297,7 @@ _NEEDS: Mapping[str, Sequence[_Need]] = {
             "unrelated call in the pool",
         ),
     ),
+    "neut_other": ((lambda item: _is_calls(item.meta.get(OTHER_CALLS)), "other valid call in the pool"),),
     "quote_matched": (
         (
             lambda item: item.obs_fail_echo is not None and item.failed_action in item.obs_fail_echo,
