@@ -103,7 +103,8 @@ def stability(search: Search, found: Mapping[str, Found], rng_for: RngFactory) -
     The halves share no cluster: no template (and no task), or no task. Neither is compared with the set found on all
     items, which contains it. Rankings of halves cost nothing, as the effects they are of are kept by item; sets are
     looked for in the halves of one level (`searched_level`), by the rankings' prefixes in all of them, and by the
-    costly searches (COSTLY) in the first --search-repeats. Halves whose difference is too small to divide by have no set.
+    costly searches (COSTLY) in the first --search-repeats. Halves whose difference is too small
+    to divide by have no set.
 
     Returns:
         The columns of CIRCUIT_STABILITY. `exact` ranks heads by their own effects, alone, by the criterion; attribution

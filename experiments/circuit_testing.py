@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.circuit_values import Evaluations, ItemSet
+from experiments.control_sets import ControlSet
 from experiments.schema import CIRCUIT, CIRCUIT_CONTROLS, CIRCUIT_HEADS
 from mech.circuits import KINDS, Kind
 from mech.controls import Control, distinct_controls
@@ -54,7 +55,7 @@ class Testing:
         kind: the criterion.
         target: the share that was looked for.
         found: method → what it found.
-        controls: method → kind of control → its sets, all of the found set's size.
+        controls: method → kind of control → its sets.
         subsets: method → random subsets of the circuit, the empty one first.
         rng_for: streams of the intervals.
         level: the clusters that intervals resample (task, template or system).
@@ -64,7 +65,7 @@ class Testing:
     kind: Kind
     target: float
     found: Mapping[str, Found]
-    controls: Mapping[str, Mapping[str, Sequence[Control]]]
+    controls: Mapping[str, Mapping[str, Sequence[ControlSet]]]
     subsets: Mapping[str, Sequence[HeadSet]]
     rng_for: RngFactory
     level: str = "task"
@@ -114,6 +115,7 @@ def circuit_tables(testing: Testing, tests: Sequence[ItemSet]) -> tuple[pd.DataF
     found = table.merge(
         ours[[*keys, *(name for name in _FROM_CONTROLS if name in ours)]], on=keys, how="left"
     )
+    found["n_controls"] = found["n_controls"].fillna(0).astype(int)
     return found.reindex(columns=list(CIRCUIT)), controls[list(CIRCUIT_CONTROLS)]
 
 
@@ -164,9 +166,22 @@ def _beside_controls(testing: Testing, test: ItemSet, metric: str) -> list[tuple
             lowest, highest = (min(each), max(each)) if each else (math.nan, math.nan)
             excess = _excess(testing, test, found.set, drawn, metric, control)
             displaced = sum(one.displaced for one in sets) / len(sets) if sets else math.nan
+            ratios = [one.ratio for one in sets if one.ratio is not None]
+            ratio = sum(ratios) / len(ratios) if ratios else math.nan
+            size = sum(len(one.heads) for one in sets) / len(sets) if sets else math.nan
             p = rank.p if len(each) >= FEWEST_CONTROLS else math.nan
             about = (method, testing.kind, len(found.set), test.label, metric, control, own.mean)
-            beside = (rank.random_mean, lowest, highest, len(each), displaced, rank.percentile, p)
+            beside = (
+                rank.random_mean,
+                lowest,
+                highest,
+                len(each),
+                size,
+                displaced,
+                ratio,
+                rank.percentile,
+                p,
+            )
             cells = (excess.mean, excess.lo, excess.hi, excess.p, own.n, own.n_clusters)
             lines.append((*about, *beside, *cells))
     return lines

@@ -37,16 +37,15 @@ from experiments.circuit_searching import (
     stability_summary,
 )
 from experiments.circuit_testing import (
-    RANDOM,
     Testing,
     circuit_tables,
     completeness_table,
     curve_table,
     heads_table,
-    random_sets,
     subsets_of,
 )
 from experiments.circuit_values import Evaluations, ItemSet
+from experiments.control_sets import CONTROL_KINDS, DRAWN, ControlSet, control_sets
 from experiments.durable import replace
 from experiments.find_heads import ranking
 from experiments.item_pools import read_pool
@@ -67,12 +66,13 @@ from experiments.options import (
 from experiments.pairs import FROM, TO, pair_of, require_conditions
 from experiments.progress import progress
 from experiments.records import RunFolder
+from experiments.reference_sets import REFERENCE, reference_set
 from experiments.session import Session, about_items, open_run, open_session
 from experiments.tables import frame_text, meter_text
 from mech.circuits import KINDS
-from mech.controls import Control
 from mech.errors import InputError
 from mech.head_lists import head_list_text
+from mech.heads import Head, HeadSet
 from probes.circuit import require_delta
 from probes.circuit_search import Found
 from probes.circuit_stability import (
@@ -111,7 +111,7 @@ TRANSFER_LIMIT = Option("transfer-limit", positive, 4, "items of that environmen
 TEST_ITEMS = Option("test-items", Path, None, "item file to test on as well, or a folder of such files")
 SCREEN = Option("screen", positive, 40, "greedy: best heads by |attribution|, and as many by score")
 WIDTH = Option("width", positive, 6, "greedy: candidates checked a step, those of largest last gain")
-CONTROLS = Option("controls", positive, 20, "random layer-matched sets of each found set's size")
+CONTROLS = Option("controls", positive, 20, "control sets of each found set, of each kind that is drawn")
 SUBSETS = Option("subsets", positive, 6, "random subsets of each found set, for completeness")
 REPEATS = Option(
     "repeats", positive, 10, "stability: pairs of halves of the training items, and other random tokens"
@@ -157,13 +157,13 @@ def run(args: argparse.Namespace) -> Report:
         )
         shown = progress(METHODS, len(METHODS), "search", args.quiet)
         found = {method: search.find(method) for method in shown}
-        table, controls = write_tests(folder, session, search, found, tests)
+        table, controls, notes = write_tests(folder, session, search, found, tests)
         write_lists(folder, found, args.criterion)
         steady = stability(search, found, session.rng_for)
         summary = stability_summary(steady, len(search.scores))
         folder.write_table("circuit_stability", steady)
         folder.write_table("circuit_stability_summary", summary)
-        notes = write_left_out(folder, session)
+        notes += write_left_out(folder, session)
         meter = session.engine.meter
         searched = searched_level(search, session.rng_for)
         about_halves = {"sets_of_halves_by": searched}
@@ -270,10 +270,10 @@ def item_files(path: Path | None) -> list[Path]:
 
 def write_tests(
     folder: RunFolder, session: Session, search: Search, found: Mapping[str, Found], tests: list[ItemSet]
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """All tables that the found sets are tested in; returns circuit.csv and circuit_controls.csv."""
+) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
+    """All tables that the found sets are tested in; returns circuit.csv, circuit_controls.csv, and notes."""
     args, model = search.args, session.model
-    controls = controls_of(session, args, found)
+    controls, notes = controls_of(folder, session, args, found)
     subsets = subsets_of(found, args.subsets, session.rng_for)
     testing = Testing(
         *(search.evaluations, search.kind, args.target, found, controls, subsets),
@@ -296,17 +296,64 @@ def write_tests(
     folder.write_table("circuit_heads", heads_table(testing, training, outside, search.scores))
     folder.write_table("circuit_curve", curve_table(testing, [training, outside], orders, model))
     folder.write_table("circuit_ranking", ranking_table(search, found))
-    return table, beside
+    return table, beside, notes
 
 
 def controls_of(
-    session: Session, args: argparse.Namespace, found: Mapping[str, Found]
-) -> dict[str, dict[str, list[Control]]]:
-    """Method → kind of control → sets of as many heads as it found."""
-    return {
-        method: {RANDOM: random_sets(session.model, one.set, args.controls, session.rng_for)}
-        for method, one in found.items()
-    }
+    folder: RunFolder, session: Session, args: argparse.Namespace, found: Mapping[str, Found]
+) -> tuple[dict[str, dict[str, list[ControlSet]]], list[str]]:
+    """Method → kind of control → its sets, read from circuit_sets.jsonl or drawn and written there; and notes.
+
+    A kind that cannot be drawn for a set (no heads left, or heads that cost nothing) is noted, and has no sets. Random
+    sets are drawn where half of all heads are left at least.
+    """
+    kept = {row["id"]: row for row in folder.rows("circuit_sets").to_dict("records")}
+    model, reference = session.model, None
+    controls: dict[str, dict[str, list[ControlSet]]] = {}
+    notes = []
+    for method, one in found.items():
+        large = 2 * len(one.set) > model.n_layers * model.n_heads
+        controls[method] = {}
+        for kind in args.control_kinds:
+            row_id = f"{one.set.sha256[:16]}|{kind}"
+            if row_id not in kept:
+                sets, why = [], ""
+                if kind in DRAWN and large:
+                    why = "more than half of all heads are selected"
+                else:
+                    if kind in ("norm", "damage") and reference is None:
+                        reference = reference_set(session, args)
+                    settings = argparse.Namespace(**{"by": "prefix_matching", **vars(args)})
+                    try:
+                        sets = control_sets(
+                            session, settings, "circuit", one.set, [kind], args.controls, reference
+                        )
+                    except InputError as error:
+                        why = str(error)
+                described = [
+                    {
+                        "label": each.label,
+                        "heads": [str(head) for head in each.heads],
+                        "displaced": each.displaced,
+                        "ratio": each.ratio,
+                        "reached": each.reached,
+                    }
+                    for each in sets
+                ]
+                row = {"id": row_id, "set": str(one.set), "control": kind, "sets": described, "why": why}
+                folder.append("circuit_sets", row)
+                kept[row_id] = row
+            row = kept[row_id]
+            controls[method][kind] = [
+                ControlSet(
+                    *(each["label"], kind, HeadSet(map(Head.parse, each["heads"]))),
+                    *(int(each["displaced"]), each["ratio"], bool(each["reached"])),
+                )
+                for each in row["sets"]
+            ]
+            if row["why"]:
+                notes.append(f"no '{kind}' controls of the {len(one.set)} heads of {method}: {row['why']}")
+    return controls, notes
 
 
 def ranking_table(search: Search, found: Mapping[str, Found]) -> pd.DataFrame:
@@ -446,7 +493,7 @@ STUDY = Study(
         *ON_ITEMS,
         *(FROM, TO, CRITERION, SEARCHED_BY, TARGET, MAX_SIZE),
         *(SPLIT, HELD_OUT, TRANSFER, TRANSFER_LIMIT, TEST_ITEMS),
-        *(SCREEN, WIDTH, CONTROLS, SUBSETS, REPEATS, SEARCH_REPEATS),
+        *(SCREEN, WIDTH, CONTROLS, CONTROL_KINDS, REFERENCE, SUBSETS, REPEATS, SEARCH_REPEATS),
         *RUNNING,
     ),
     run,

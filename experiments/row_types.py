@@ -83,6 +83,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         **{"n_tokens": NotRequired[dict[str, _Tokens]], "n_diverging": NotRequired[_Tokens]},
         "scores": NotRequired[dict[str, dict[str, Any]]],
     },
+    "circuit_sets": {"set": _Name, "control": _Name, "sets": list[dict[str, Any]], "why": str},
     "circuit_effects": {
         **{name: _Name for name in ("item", "kind", "candidate")},
         **{"effects": dict[str, float], "diverging": NotRequired[dict[str, float]]},

@@ -148,11 +148,13 @@ CIRCUIT = (
     *("completeness_mean", "completeness_worst"),
 )
 # The same beside one kind of control sets, by the criterion. displaced: heads of a set in another layer than the one
-# they stand for (mean); p: rank among them; excess: share beyond their mean, paired by item, with the p that is
+# they stand for (mean); control_k: heads of a control (mean); ratio: what it was matched in over the set's own (mean);
+# p: rank among them; excess: share beyond their mean, paired by item, with the p that is
 # corrected.
 CIRCUIT_CONTROLS = (
     *("method", "criterion", "k", "test_set", "metric", "control", "share"),
-    *("control_mean", "control_lo", "control_hi", "n_controls", "displaced", "percentile", "p"),
+    *("control_mean", "control_lo", "control_hi", "n_controls", "control_k", "displaced", "ratio"),
+    *("percentile", "p"),
     *("excess", "excess_lo", "excess_hi", "excess_p", "p_holm", "family_size", "n", "n_clusters"),
 )
 # cost: share lost on held-out tasks without the head; spare: less than 1 %; alone: its own share on training tasks.
