@@ -112,10 +112,12 @@ DOSE = (
     *("control_mean", "control_lo", "control_hi", "n_controls", "p", "percentile"),
     *("n", "n_clusters", "flagged"),
 )
-# found must meet expected, and the counterpart on the same items be alive; intervals as probes.placebo_checks says.
+# found must meet expected (behaves), the counterpart on the same items be alive, and the minimal detectable effect
+# (mde) at most half of the counterpart's size in the same unit (live); intervals as probes.placebo_checks says.
 PLACEBOS = (
-    *("what", "expected", "found", "ci_lo", "ci_hi", "threshold", "unit"),
-    *("counterpart", "positive", "positive_lo", "positive_hi", "alive", "passed", "n", "n_clusters"),
+    *("what", "metric", "expected", "found", "ci_lo", "ci_hi", "threshold", "unit"),
+    *("counterpart", "positive", "positive_lo", "positive_hi", "live", "mde"),
+    *("behaves", "alive", "powered", "passed", "n", "n_clusters"),
 )
 # Rank agreement of a score with effects; k of jaccard alone; chance: if the score ordered heads at random.
 AGREEMENT = (
