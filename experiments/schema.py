@@ -253,6 +253,13 @@ CALIBRATION = (
     *("n", "n_clusters"),
 )
 
+# Simulations of `probes.stats`: error (p at most .05 though the null holds), flips (of the sign-flip test alone),
+# attainable (what an exact test can reject), coverage of the 95 % interval, below and above: on which side it misses.
+CALIBRATE = (
+    *("statistic", "population", "n_clusters", "simulations", "skew_items", "skew_clusters"),
+    *("error", "flips", "attainable", "coverage", "below", "above", "width"),
+)
+
 # What a study left out of which items: `what` is a condition or a measure, `why` a sentence.
 LEFT_OUT = ("study", "what", "n", "why")
 
@@ -304,6 +311,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "scaling": SCALING,
     "scaling_fit": SCALING_FIT,
     "compare": COMPARE,
+    "calibrate": CALIBRATE,
     "left_out": LEFT_OUT,
     "rollouts": ROLLOUTS,
     "rollout_extractions": EXTRACTIONS,
