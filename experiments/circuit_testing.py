@@ -17,7 +17,7 @@ import pandas as pd
 
 from experiments.circuit_values import Evaluations, ItemSet
 from experiments.control_sets import ControlSet
-from experiments.schema import CIRCUIT, CIRCUIT_CONTROLS, CIRCUIT_HEADS
+from experiments.schema import CIRCUIT, CIRCUIT_CONTROLS, CIRCUIT_CURVE, CIRCUIT_HEADS
 from mech.circuits import KINDS, Kind
 from mech.controls import Control, distinct_controls
 from mech.heads import Head, HeadSet
@@ -257,7 +257,7 @@ def heads_table(
 def curve_table(
     testing: Testing, sides: Sequence[ItemSet], orders: Mapping[str, Sequence[Head]], model: Model
 ) -> pd.DataFrame:
-    """circuit_curve.csv: share by the criterion against size, and the range of random sets, on these items.
+    """circuit_curve.csv: share by criterion and metric against size, and the range of random sets, on these items.
 
     Args:
         testing: as everywhere here.
@@ -266,6 +266,7 @@ def curve_table(
         model: whose heads the random sets come from; they match the layers of the first order's prefixes.
     """
     lines: list[tuple[object, ...]] = []
+    metric = testing.evaluations.metric
     sizes = {
         method: sorted(
             {size for size in GRID if size < len(order)} | {len(order), len(testing.found[method].heads)}
@@ -283,7 +284,7 @@ def curve_table(
             rng = testing.rng_for(f"circuit/curve/{test.label}/{method}")
             found = shares(effects, deltas, test.clusters(testing.level), rng)
             for size, one in zip(sizes[method], found, strict=True):
-                lines.append((method, test.label, size, one.mean, one.lo, one.hi, one.n))
+                lines.append((method, test.label, metric, size, one.mean, one.lo, one.hi, one.n))
     first = next(iter(orders))
     band = {*BAND_SIZES, len(testing.found[first].heads)}
     for size, heads in zip(sizes[first], sets[first], strict=True):
@@ -293,9 +294,9 @@ def curve_table(
         if drawn:
             each = _shares(testing.evaluations, sides[-1], testing.kind, drawn)
             mean = math.fsum(each) / len(each)
-            row = ("random", sides[-1].label, size, mean, min(each), max(each), len(sides[-1].items))
+            row = ("random", sides[-1].label, metric, size, mean, min(each), max(each), len(sides[-1].items))
             lines.append(row)
-    return pd.DataFrame(lines, columns=["method", "test_set", "k", "share", "ci_lo", "ci_hi", "n"])
+    return pd.DataFrame(lines, columns=list(CIRCUIT_CURVE))
 
 
 def subsets_of(found: Mapping[str, Found], n: int, rng_for: RngFactory) -> dict[str, list[HeadSet]]:

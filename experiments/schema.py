@@ -183,7 +183,7 @@ CIRCUIT_STABILITY_SUMMARY = (
     *("method", "variation", "statistic", "mean", "lo", "hi", "lowest", "highest", "n_repeats", "chance"),
 )
 # ci_lo, ci_hi of the method "random": the extremes of its draws.
-CIRCUIT_CURVE = ("method", "test_set", "k", "share", "ci_lo", "ci_hi", "n")
+CIRCUIT_CURVE = ("method", "test_set", "metric", "k", "share", "ci_lo", "ci_hi", "n")
 # Every head: its score, its estimated share, how many methods chose it, and whether the smallest found set has it.
 CIRCUIT_RANKING = ("layer", "head", "prefix_matching", "estimate", "n_methods", "selected")
 
