@@ -122,6 +122,8 @@ SEARCH_REPEATS = Option(
 ENVIRONMENTS = ("coderepair", "toolshed")
 TRAINING = "training"
 OUTSIDE = "held-out"
+SHOWN = ("logprob", "margin")
+"""The metrics that the report shows side by side."""
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -439,15 +441,14 @@ def split_lines(level: str, tests: Sequence[ItemSet], args: argparse.Namespace) 
 
 def _shown(table: pd.DataFrame) -> str:
     """Log-probability and margin side by side, and what was searched by."""
-    searched = ["logprob", "margin"]
-    rows = table[table["metric"].isin(searched) | (table["completeness_worst"].notna())]
+    rows = table[table["metric"].isin(SHOWN) | (table["completeness_worst"].notna())]
     return frame_text(
         rows[["method", "k", "test_set", "metric", *KINDS, "n", "n_clusters", "completeness_worst"]]
     )
 
 
 def _beside(controls: pd.DataFrame) -> str:
-    rows = controls[controls["metric"].isin(["logprob", "margin"])]
+    rows = controls[controls["metric"].isin(SHOWN)]
     names = [
         "method",
         "test_set",

@@ -251,7 +251,8 @@ def _self_patches(table: _Table) -> list[tuple[object, ...]]:
 def _padding(table: _Table) -> tuple[object, ...]:
     expected, unit = f"inside ±{MODEST:g}", "share of the cut to the call"
     counterpart = "nats lost by the cut to the call"
-    if not (table.plain("padding", "n_padding") > 0).any():
+    padded = (table.plain("padding", "n_padding") > 0).any()
+    if not padded or value_name("whole", table.metric) not in table.parts["padding"]:
         seen = _Seen(_NONE, False, math.nan, math.nan)
         return _line(table, "padding_edges", expected, _NONE, False, MODEST, unit, counterpart, seen)
     whole = table.of("padding", "whole")
