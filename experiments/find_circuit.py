@@ -172,17 +172,10 @@ def run(args: argparse.Namespace) -> Report:
         folder.finish(
             {"forwards_run": meter.ran, "forwards_saved": meter.saved, **about_halves, **about_found(found)}
         )
-    text = [
-        *split_lines(level, tests, args),
-        *["", told(found, args), "", _shown(table), ""],
-        *[
-            "beside control sets, by the criterion:",
-            _beside(controls),
-            *family_lines(controls, "circuit"),
-            "",
-        ],
-        *[_about_halves(searched, args), _steady(summary), *notes, meter_text(meter.ran, meter.saved)],
-    ]
+    sizes = family_lines(controls[controls["metric"].isin(SHOWN)], "circuit")
+    text = [*split_lines(level, tests, args), "", told(found, args), "", _shown(table), ""]
+    text += ["beside control sets, by the criterion:", _beside(controls), *sizes, ""]
+    text += [_about_halves(searched, args), _steady(summary), *notes, meter_text(meter.ran, meter.saved)]
     return Report("\n".join([*text, f"written to {args.out}"]))
 
 
