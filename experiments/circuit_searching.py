@@ -1,4 +1,4 @@
-"""The searches of the study `circuit`, and how far their results depend on seed, training tasks and templates.
+"""The searches of the study `circuit`, and how far the results of one half of the items agree with the other's.
 
 score         the smallest prefix of the ranking by prefix matching on repeated random tokens, which no task chose
 attribution   the smallest prefix of the ranking by attribution estimates, summed over training items
@@ -12,20 +12,36 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 
 from experiments.circuit_values import Evaluations, ItemSet
 from experiments.find_heads import score_heads
+from experiments.schema import CIRCUIT_STABILITY, CIRCUIT_STABILITY_SUMMARY
 from experiments.seeds import derive
 from mech.circuits import Kind
-from mech.errors import InputError
 from mech.heads import Head, HeadSet
-from probes.circuit import require_delta
 from probes.circuit_search import Found, by_ranking, eliminate, greedy
-from probes.circuit_stability import agreement, best_first, jaccard, resampled, template_halves
+from probes.circuit_stability import (
+    LEVELS,
+    Level,
+    agreement,
+    best_first,
+    halves,
+    jaccard,
+    recall,
+    within_layers,
+)
+from probes.effects import MIN_DELTA
+from probes.items import Item
+from probes.ranks import chance_jaccard
 from probes.stats import RngFactory
 
 METHODS = ("score", "attribution", "greedy", "elimination")
+COSTLY = ("greedy", "elimination")
+"""Searches that ask for hundreds of sets; the other two ask for prefixes of a ranking."""
+EXACT = "exact"
+RECALLED = (8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -38,7 +54,7 @@ class Search:
         training: the items that choose.
         scores: head → prefix-matching score.
         estimates: training item's id → head → attribution estimate.
-        args: target, max_size, screen, width, repeats, seed, quiet.
+        args: target, max_size, screen, width, repeats, search_repeats, seed, quiet.
     """
 
     evaluations: Evaluations
@@ -52,8 +68,14 @@ class Search:
     def pooled(self) -> dict[Head, float]:
         """Each head's estimated share of the training items' mean delta, a ratio of means: > 0 where it carries it."""
         each = [self.estimates[item.item_id] for item in self.training.items]
-        total = float(self.evaluations.deltas(self.training).sum())
+        total = float(self.evaluations.deltas(self.training, self.evaluations.estimated).sum())
         return {head: sum(one[head] for one in each) / total for head in self.scores}
+
+    def exact(self) -> dict[Head, float]:
+        """Each head's effect alone, by the criterion, summed over the training items (nats)."""
+        heads = sorted(self.scores)
+        effects = self.evaluations.effects(self.training, self.kind, [HeadSet([head]) for head in heads])
+        return dict(zip(heads, effects.sum(axis=0).tolist(), strict=True))
 
     def order(self, method: str) -> list[Head]:
         """The ranking that a method without a search of its own follows, best first."""
@@ -76,63 +98,106 @@ class Search:
 
 
 def stability(search: Search, found: Mapping[str, Found], rng_for: RngFactory) -> pd.DataFrame:
-    """Every search again under other seeds, resampled training tasks and halves of the templates.
+    """What one half of the training items finds against what the other half finds, and the score by other tokens.
+
+    The halves share no cluster: no template (and no task), or no task. Neither is compared with the set found on all
+    items, which contains it. Rankings of halves cost nothing, as the effects they are of are kept by item; sets are
+    looked for in the halves of one level (`searched_level`), by the rankings' prefixes in all of them, and by the
+    costly searches (COSTLY) in the first --search-repeats. Halves whose difference is too small
+    to divide by have no set.
 
     Returns:
-        method, variation (seed, tasks or templates), label, n_items, k, reached, and against the study's own result
-        jaccard of the sets, kendall and spearman of the rankings (of the scores for score, else of the pooled
-        estimates; NaN where the ranking was not varied).
+        The columns of CIRCUIT_STABILITY. `exact` ranks heads by their own effects, alone, by the criterion; attribution
+        and the searches that start from it by the pooled estimates.
+    """
+    training, args = search.training, search.args
+    lines: list[dict[str, object]] = []
+    for repeat in range(args.repeats):
+        scores = scores_of(
+            score_heads(search.evaluations.session.model, derive(args.seed, f"circuit/tokens/{repeat}"))
+        )
+        other = replace(search, scores=scores).find("score")
+        about = _about("score", "tokens", f"tokens{repeat}", search, search)
+        lines.append(about | _sets(found["score"], other) | _ranks(search.scores, scores))
+    if len(training.items) > 1:
+        singles = [HeadSet([head]) for head in sorted(search.scores)]
+        search.evaluations.ensure(training, {search.kind: singles}, "single heads")
+    searched = searched_level(search, rng_for)
+    for level in LEVELS:
+        for repeat, pair in enumerate(_halves(search, level, rng_for)):
+            one, other_half = (replace(search, training=replace(training, items=items)) for items in pair)
+            label = f"half{repeat}"
+            exact = _about(EXACT, level, label, one, other_half)
+            lines.append(exact | _ranks(one.exact(), other_half.exact()))
+            for method in METHODS:
+                row = _about(method, level, label, one, other_half)
+                if method != "score":
+                    row |= _ranks(one.pooled, other_half.pooled)
+                wanted = level == searched and (method not in COSTLY or repeat < args.search_repeats)
+                if wanted and _has_delta(one) and _has_delta(other_half):
+                    row |= _sets(one.find(method), other_half.find(method))
+                lines.append(row)
+    return pd.DataFrame(lines).reindex(columns=list(CIRCUIT_STABILITY))
+
+
+def stability_summary(table: pd.DataFrame, n_heads: int) -> pd.DataFrame:
+    """Each statistic over repeats; the columns of CIRCUIT_STABILITY_SUMMARY.
+
+    Repeats part the same items anew: lo and hi (2.5 and 97.5 %) say how much depends on which half a cluster fell
+    into, and are no confidence interval over tasks.
     """
     lines = []
-    nan = float("nan")
-    for variation, label, varied, methods in _variations(search, rng_for):
-        if not _has_delta(
-            varied, rng_for, label
-        ):  # a part of the items whose difference is too small to share out
-            size = len(varied.training.items)
-            lines += [(name, variation, label, size, 0, False, nan, nan, nan) for name in methods]
-            continue
-        for method in (name for name in METHODS if name in methods):
-            other = varied.find(method)
-            ranks = _agreement(search, varied, method, variation)
-            about = (method, variation, label, len(varied.training.items), len(other.heads), other.reached)
-            lines.append((*about, jaccard(found[method].set, other.set), *ranks))
-    columns = ["method", "variation", "label", "n_items", "k", "reached", "jaccard", "kendall", "spearman"]
-    return pd.DataFrame(lines, columns=columns)
+    names = [
+        name for name in CIRCUIT_STABILITY if name.startswith(("jaccard", "kendall", "spearman", "recall"))
+    ]
+    for (method, variation), group in table.groupby(["method", "variation"], sort=False):
+        for name in names:
+            known = group[name].astype(float).dropna()
+            if known.empty:
+                continue
+            lo, hi = np.quantile(known, [0.025, 0.975])
+            chance = 0.0
+            if name == "jaccard":
+                sizes = group.loc[known.index, ["k", "k_other"]].astype(float)
+                chance = chance_jaccard(round(float(sizes.to_numpy().mean())), n_heads)
+            elif name.startswith("recall"):
+                chance = int(name.removeprefix("recall_")) / n_heads
+            cells = (float(known.mean()), float(lo), float(hi), float(known.min()), float(known.max()))
+            lines.append((method, variation, name, *cells, len(known), chance))
+    return pd.DataFrame(lines, columns=list(CIRCUIT_STABILITY_SUMMARY))
 
 
-def _has_delta(search: Search, rng_for: RngFactory, label: str) -> bool:
-    deltas = search.evaluations.deltas(search.training)
-    try:
-        require_delta(deltas.tolist(), search.training.tasks, rng_for(f"circuit/delta/{label}"), label)
-    except InputError:
-        return False
-    return True
+def searched_level(search: Search, rng_for: RngFactory) -> Level:
+    """Halves of which sets are looked for: by template where there are as many as by task, else by task."""
+    n = {level: len(_halves(search, level, rng_for)) for level in LEVELS}
+    return "template" if n["template"] and n["template"] >= n["task"] else "task"
 
 
-def _variations(search: Search, rng_for: RngFactory) -> list[tuple[str, str, Search, tuple[str, ...]]]:
-    """(variation, label, the search under it, the methods that it can move)."""
-    model, args = search.evaluations.session.model, search.args
-    found: list[tuple[str, str, Search, tuple[str, ...]]] = []
-    for repeat in range(args.repeats):
-        scores = scores_of(score_heads(model, derive(args.seed, f"circuit/tokens/{repeat}")))
-        found.append(("seed", f"tokens{repeat}", replace(search, scores=scores), ("score",)))
-    by_tasks = ("attribution", "greedy", "elimination")
-    for repeat in range(args.repeats):
-        drawn = resampled(search.training.items, rng_for(f"circuit/tasks/{repeat}"))
-        varied = replace(search, training=replace(search.training, items=drawn))
-        found.append(("tasks", f"resample{repeat}", varied, by_tasks))
-    for label, half in template_halves(search.training.items):
-        varied = replace(search, training=replace(search.training, items=half))
-        found.append(("templates", label, varied, METHODS))
-    return found
+def _halves(search: Search, level: Level, rng_for: RngFactory) -> list[tuple[list[Item], list[Item]]]:
+    return halves(search.training.items, level, search.args.repeats, rng_for(f"circuit/halves/{level}"))
 
 
-def _agreement(search: Search, varied: Search, method: str, variation: str) -> tuple[float, float]:
-    if method == "score":
-        ranks = agreement(search.scores, varied.scores) if variation == "seed" else (float("nan"),) * 2
-        return ranks[0], ranks[1]
-    return agreement(search.pooled, varied.pooled)
+def _about(method: str, variation: str, label: str, one: Search, other: Search) -> dict[str, object]:
+    sizes = {"n_items": len(one.training.items), "n_items_other": len(other.training.items)}
+    return {"method": method, "variation": variation, "label": label, **sizes}
+
+
+def _sets(one: Found, other: Found) -> dict[str, object]:
+    sizes = {"k": len(one.heads), "k_other": len(other.heads)}
+    reached = {"reached": one.reached, "reached_other": other.reached}
+    return {**sizes, **reached, "jaccard": jaccard(one.set, other.set)}
+
+
+def _ranks(one: Mapping[Head, float], other: Mapping[Head, float]) -> dict[str, object]:
+    kendall, spearman = agreement(one, other)
+    recalls = {f"recall_{k}": recall(one, other, k) for k in RECALLED}
+    inside = within_layers(one, other)
+    return {"kendall": kendall, "spearman": spearman, "spearman_within_layer": inside, **recalls}
+
+
+def _has_delta(search: Search) -> bool:
+    """Whether the mean difference of these items can be divided by."""
+    return abs(float(search.evaluations.deltas(search.training).mean())) >= MIN_DELTA
 
 
 def scores_of(table: pd.DataFrame, by: str = "prefix_matching") -> dict[Head, float]:

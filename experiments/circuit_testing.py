@@ -1,4 +1,10 @@
-"""Found sets where they were not found: shares of every kind, random controls, completeness, minimality, curves."""
+"""Found sets where they were not found: shares of every kind in every metric, controls, completeness, minimality.
+
+A found set is tested in all of `probes.contrast.FORMS`; its control sets too, by the criterion. The excess over a kind
+of control is paired: each item's effect of the set, less the mean of its effects under the control sets, over the mean
+difference. Its test (`excess_p`) is over clusters and is what Holm's correction is of; `p` only ranks the set among so
+many control sets, and cannot be less than 1 / (m + 1).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +16,8 @@ import numpy as np
 import pandas as pd
 
 from experiments.circuit_values import Evaluations, ItemSet
+from experiments.control_sets import ControlSet
+from experiments.schema import CIRCUIT, CIRCUIT_CONTROLS, CIRCUIT_CURVE, CIRCUIT_HEADS
 from mech.circuits import KINDS, Kind
 from mech.controls import Control, distinct_controls
 from mech.heads import Head, HeadSet
@@ -24,13 +32,18 @@ from probes.circuit import (
     without,
 )
 from probes.circuit_search import Found
+from probes.contrast import FORMS
 from probes.effects import MIN_DELTA
-from probes.stats import RngFactory
+from probes.families import corrected
+from probes.stats import Interval, RngFactory
 
 GRID = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 BAND_SIZES = (4, 16, 64)
 BAND_DRAWS = 5
 """Random sets for each size of the curve's band, which is measured at BAND_SIZES and at the size found."""
+RANDOM = "random"
+FEWEST_CONTROLS = 19
+"""Control sets below which a rank among them cannot reach p = .05; it is NaN then."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +55,32 @@ class Testing:
         kind: the criterion.
         target: the share that was looked for.
         found: method → what it found.
-        controls: method → random layer-matched sets of the same size.
+        controls: method → kind of control → its sets.
         subsets: method → random subsets of the circuit, the empty one first.
         rng_for: streams of the intervals.
+        level: the clusters that intervals resample (task, template or system).
     """
 
     evaluations: Evaluations
     kind: Kind
     target: float
     found: Mapping[str, Found]
-    controls: Mapping[str, Sequence[Control]]
+    controls: Mapping[str, Mapping[str, Sequence[ControlSet]]]
     subsets: Mapping[str, Sequence[HeadSet]]
     rng_for: RngFactory
+    level: str = "task"
+
+    def intervals(
+        self, test: ItemSet, kind: Kind, sets: Sequence[HeadSet], metric: str, stream: str
+    ) -> list[Interval]:
+        """Each set's share in a metric, with intervals over the clusters."""
+        effects = self.evaluations.effects(test, kind, sets, metric)
+        deltas = self.evaluations.deltas(test, metric)
+        least = MIN_DELTA if metric in SUMS else 0.0
+        return shares(effects, deltas, test.clusters(self.level), self.rng_for(stream), min_delta=least)
+
+
+SUMS = tuple(name for name in FORMS if not name.endswith("_per_token"))
 
 
 def random_sets(model: Model, heads: HeadSet, n: int, rng_for: RngFactory) -> list[Control]:
@@ -63,68 +90,116 @@ def random_sets(model: Model, heads: HeadSet, n: int, rng_for: RngFactory) -> li
     return distinct_controls(heads, model.n_layers, model.n_heads, n, rng_for)
 
 
-def circuit_table(testing: Testing, tests: Sequence[ItemSet]) -> pd.DataFrame:
-    """circuit.csv: one line a method and test set; see `experiments.schema`.
+def circuit_tables(testing: Testing, tests: Sequence[ItemSet]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """circuit.csv, a line a method, test set and metric, and circuit_controls.csv, one a kind of control as well.
 
-    Controls are evaluated by the criterion, and not on training items, where the set was chosen to beat them.
+    Controls are evaluated by the criterion, and not on training items, where the set was chosen to beat them. A metric
+    is of the items that it is defined for.
     """
-    lines = []
+    lines: list[tuple[object, ...]] = []
+    beside: list[tuple[object, ...]] = []
     for at, test in enumerate(tests):
         training = at == 0
-        sets = {method: found.set for method, found in testing.found.items()}
-        listed = list(sets.values())
-        controls = [] if training else [one.heads for drawn in testing.controls.values() for one in drawn]
-        wanted: dict[Kind, list[HeadSet]] = {kind: list(listed) for kind in KINDS}
-        wanted[testing.kind] += controls
-        testing.evaluations.ensure(test, wanted, f"test on {test.label}")
-        deltas = testing.evaluations.deltas(test)
-        intervals = {
-            kind: shares(
-                testing.evaluations.effects(test, kind, listed),
-                deltas,
-                test.tasks,
-                testing.rng_for(f"circuit/{test.label}/{kind}"),
+        _ensure(testing, test, training)
+        for metric in FORMS:
+            items = testing.evaluations.defined(test, metric)
+            if not items.items:
+                continue
+            lines += _shares_of_found(testing, items, metric)
+            beside += [] if training else _beside_controls(testing, items, metric)
+    table = pd.DataFrame(lines, columns=[name for name in CIRCUIT if name not in _FROM_CONTROLS])
+    columns = [name for name in CIRCUIT_CONTROLS if name not in ("p_holm", "family_size")]
+    controls = corrected(pd.DataFrame(beside, columns=columns), "circuit", "excess_p")
+    ours = controls[controls["control"] == RANDOM].rename(columns={"control_mean": "random_mean"})
+    keys = ["method", "test_set", "metric"]
+    found = table.merge(
+        ours[[*keys, *(name for name in _FROM_CONTROLS if name in ours)]], on=keys, how="left"
+    )
+    found["n_controls"] = found["n_controls"].fillna(0).astype(int)
+    return found.reindex(columns=list(CIRCUIT)), controls[list(CIRCUIT_CONTROLS)]
+
+
+_FROM_CONTROLS = (
+    *("random_mean", "percentile", "p", "n_controls", "displaced"),
+    *("excess", "excess_p", "p_holm", "family_size", "completeness_mean", "completeness_worst"),
+)
+"""The columns of circuit.csv that are not of the found set alone."""
+
+
+def _ensure(testing: Testing, test: ItemSet, training: bool) -> None:
+    """Compute every candidate under every found set, and its controls by the criterion."""
+    listed = [found.set for found in testing.found.values()]
+    wanted: dict[Kind, list[HeadSet]] = {kind: list(listed) for kind in KINDS}
+    if not training:
+        wanted[testing.kind] += [
+            one.heads for kinds in testing.controls.values() for sets in kinds.values() for one in sets
+        ]
+    testing.evaluations.ensure(test, wanted, f"test on {test.label}", every=True)
+
+
+def _shares_of_found(testing: Testing, test: ItemSet, metric: str) -> list[tuple[object, ...]]:
+    sets = {method: found.set for method, found in testing.found.items()}
+    intervals = {
+        kind: testing.intervals(test, kind, list(sets.values()), metric, f"circuit/{test.label}/{kind}")
+        for kind in KINDS
+    }
+    delta = float(testing.evaluations.deltas(test, metric).mean())
+    lines: list[tuple[object, ...]] = []
+    for index, (method, heads) in enumerate(sets.items()):
+        each = [intervals[kind][index] for kind in KINDS]
+        cells = [value for one in each for value in (one.mean, one.lo, one.hi)]
+        about = (method, testing.kind, testing.target, len(heads), str(heads), testing.found[method].reached)
+        lines.append((*about, test.label, metric, *cells, each[0].n, each[0].n_clusters, delta))
+    return lines
+
+
+def _beside_controls(testing: Testing, test: ItemSet, metric: str) -> list[tuple[object, ...]]:
+    lines: list[tuple[object, ...]] = []
+    for method, found in testing.found.items():
+        [own] = testing.intervals(
+            test, testing.kind, [found.set], metric, f"circuit/{test.label}/{testing.kind}"
+        )
+        for control, sets in testing.controls[method].items():
+            drawn = [one.heads for one in sets]
+            each = _shares(testing.evaluations, test, testing.kind, drawn, metric) if drawn else []
+            rank = against_random(own.mean, each)
+            lowest, highest = (min(each), max(each)) if each else (math.nan, math.nan)
+            excess = _excess(testing, test, found.set, drawn, metric, control)
+            displaced = sum(one.displaced for one in sets) / len(sets) if sets else math.nan
+            ratios = [one.ratio for one in sets if one.ratio is not None]
+            ratio = sum(ratios) / len(ratios) if ratios else math.nan
+            size = sum(len(one.heads) for one in sets) / len(sets) if sets else math.nan
+            p = rank.p if len(each) >= FEWEST_CONTROLS else math.nan
+            about = (method, testing.kind, len(found.set), test.label, metric, control, own.mean)
+            beside = (
+                rank.random_mean,
+                lowest,
+                highest,
+                len(each),
+                size,
+                displaced,
+                ratio,
+                rank.percentile,
+                p,
             )
-            for kind in KINDS
-        }
-        for index, (method, heads) in enumerate(sets.items()):
-            cells: list[object] = []
-            for kind in KINDS:
-                one = intervals[kind][index]
-                cells += [one.mean, one.lo, one.hi]
-            found = intervals[testing.kind][index]
-            drawn = [] if training else _controls(testing, test, method)
-            beside = against_random(found.mean, drawn)
-            reached = testing.found[method].reached
-            about = (method, testing.kind, testing.target, len(heads), str(heads), reached, test.label)
-            counts = (found.n, found.n_clusters, float(deltas.mean()))
-            random = (
-                beside.random_mean,
-                beside.percentile,
-                beside.p,
-                beside.n_controls,
-                _displaced(testing.controls[method], drawn),
-            )
-            lines.append((*about, *cells, *counts, *random))
-    shown = [f"{kind}{end}" for kind in KINDS for end in ("", "_lo", "_hi")]
-    names = ["method", "criterion", "target", "k", "heads", "reached", "test_set", *shown]
-    sizes = ["n", "n_clusters", "delta_nats", "random_mean", "percentile", "p", "n_controls", "displaced"]
-    return pd.DataFrame(lines, columns=[*names, *sizes])
+            cells = (excess.mean, excess.lo, excess.hi, excess.p, own.n, own.n_clusters)
+            lines.append((*about, *beside, *cells))
+    return lines
 
 
-def _displaced(controls: Sequence[Control], drawn: Sequence[float]) -> float:
-    """How many heads of a random set stand, on the mean, in another layer than the one they are matched to.
-
-    Where a circuit has most heads of a layer, its controls have the few others and neighbours: they hardly differ.
-    """
-    return sum(one.displaced for one in controls) / len(controls) if drawn else math.nan
-
-
-def _controls(testing: Testing, test: ItemSet, method: str) -> list[float]:
-    drawn = [one.heads for one in testing.controls[method]]
+def _excess(
+    testing: Testing, test: ItemSet, heads: HeadSet, drawn: Sequence[HeadSet], metric: str, control: str
+) -> Interval:
+    """What the set carries beyond the mean of its controls, as a share, paired by item."""
+    deltas = testing.evaluations.deltas(test, metric)
+    labels = test.clusters(testing.level)
+    rng = testing.rng_for(f"circuit/{test.label}/{testing.kind}/excess/{control}")
     if not drawn:
-        return []
-    return _shares(testing.evaluations, test, testing.kind, drawn)
+        return Interval(math.nan, math.nan, math.nan, len(deltas), len(set(labels)), math.nan, True)
+    own = testing.evaluations.effects(test, testing.kind, [heads], metric)[:, 0]
+    others = testing.evaluations.effects(test, testing.kind, drawn, metric).mean(axis=1)
+    least = MIN_DELTA if metric in SUMS else 0.0
+    return shares((own - others)[:, None], deltas, labels, rng, min_delta=least)[0]
 
 
 def completeness_table(testing: Testing, test: ItemSet) -> pd.DataFrame:
@@ -176,14 +251,13 @@ def heads_table(
             cost, spare = costs[head]
             sign = int(np.sign(single))
             lines.append((method, head.layer, head.head, order, cost, spare, scores[head], single, sign))
-    columns = ["method", "layer", "head", "order", "cost", "spare", "prefix_matching", "alone", "sign"]
-    return pd.DataFrame(lines, columns=columns)
+    return pd.DataFrame(lines, columns=list(CIRCUIT_HEADS))
 
 
 def curve_table(
     testing: Testing, sides: Sequence[ItemSet], orders: Mapping[str, Sequence[Head]], model: Model
 ) -> pd.DataFrame:
-    """circuit_curve.csv: share by the criterion against size, and the range of random sets, on these items.
+    """circuit_curve.csv: share by criterion and metric against size, and the range of random sets, on these items.
 
     Args:
         testing: as everywhere here.
@@ -192,6 +266,7 @@ def curve_table(
         model: whose heads the random sets come from; they match the layers of the first order's prefixes.
     """
     lines: list[tuple[object, ...]] = []
+    metric = testing.evaluations.metric
     sizes = {
         method: sorted(
             {size for size in GRID if size < len(order)} | {len(order), len(testing.found[method].heads)}
@@ -207,8 +282,9 @@ def curve_table(
         for method in orders:
             effects = testing.evaluations.effects(test, testing.kind, sets[method])
             rng = testing.rng_for(f"circuit/curve/{test.label}/{method}")
-            for size, one in zip(sizes[method], shares(effects, deltas, test.tasks, rng), strict=True):
-                lines.append((method, test.label, size, one.mean, one.lo, one.hi, one.n))
+            found = shares(effects, deltas, test.clusters(testing.level), rng)
+            for size, one in zip(sizes[method], found, strict=True):
+                lines.append((method, test.label, metric, size, one.mean, one.lo, one.hi, one.n))
     first = next(iter(orders))
     band = {*BAND_SIZES, len(testing.found[first].heads)}
     for size, heads in zip(sizes[first], sets[first], strict=True):
@@ -216,11 +292,11 @@ def curve_table(
             continue
         drawn = [one.heads for one in random_sets(model, heads, BAND_DRAWS, testing.rng_for)]
         if drawn:
-            found = _shares(testing.evaluations, sides[-1], testing.kind, drawn)
-            mean = math.fsum(found) / len(found)
-            row = ("random", sides[-1].label, size, mean, min(found), max(found), len(sides[-1].items))
+            each = _shares(testing.evaluations, sides[-1], testing.kind, drawn)
+            mean = math.fsum(each) / len(each)
+            row = ("random", sides[-1].label, metric, size, mean, min(each), max(each), len(sides[-1].items))
             lines.append(row)
-    return pd.DataFrame(lines, columns=["method", "test_set", "k", "share", "ci_lo", "ci_hi", "n"])
+    return pd.DataFrame(lines, columns=list(CIRCUIT_CURVE))
 
 
 def subsets_of(found: Mapping[str, Found], n: int, rng_for: RngFactory) -> dict[str, list[HeadSet]]:
@@ -231,8 +307,12 @@ def subsets_of(found: Mapping[str, Found], n: int, rng_for: RngFactory) -> dict[
     }
 
 
-def _shares(evaluations: Evaluations, test: ItemSet, kind: Kind, sets: Sequence[HeadSet]) -> list[float]:
+def _shares(
+    evaluations: Evaluations, test: ItemSet, kind: Kind, sets: Sequence[HeadSet], metric: str | None = None
+) -> list[float]:
     """Shares of the mean delta, without intervals; NaN where it is too small to divide by."""
-    deltas = evaluations.deltas(test)
-    effects = evaluations.effects(test, kind, sets)
-    return [math.nan] * len(sets) if abs(float(deltas.mean())) < MIN_DELTA else pooled(effects, deltas)
+    deltas = evaluations.deltas(test, metric)
+    effects = evaluations.effects(test, kind, sets, metric)
+    least = MIN_DELTA if metric is None or metric in SUMS else 0.0
+    mean = abs(float(deltas.mean()))
+    return [math.nan] * len(sets) if mean < least or not mean else pooled(effects, deltas)

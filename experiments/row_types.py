@@ -91,8 +91,14 @@ _COLUMNS: dict[str, dict[str, Any]] = {
     "circuit_items": {
         **{"item_id": _Name, "heads": NotRequired[_Heads]},
         **{name: NotRequired[float] for name in ("logprob_from", "logprob_to", "delta")},
+        **{"n_tokens": NotRequired[dict[str, _Tokens]], "n_diverging": NotRequired[_Tokens]},
+        "scores": NotRequired[dict[str, dict[str, Any]]],
     },
-    "circuit_effects": {"item": _Name, "kind": _Name, "effects": dict[str, float]},
+    "circuit_sets": {"set": _Name, "control": _Name, "sets": list[dict[str, Any]], "why": str},
+    "circuit_effects": {
+        **{name: _Name for name in ("item", "kind", "candidate")},
+        **{"effects": dict[str, float], "diverging": NotRequired[dict[str, float]]},
+    },
     "steps": {
         **{name: _Name for name in ("model", "env", "arm", "harness", "change", "task_id", "template")},
         **{"n_gold": _Count, "sample": _Count, "index": _Count, "given": bool, "raw": str, "kind": _Name},

@@ -151,10 +151,12 @@ DOSE = (
     *("control_mean", "control_lo", "control_hi", "n_controls", "p", "percentile"),
     *("n", "n_clusters", "flagged"),
 )
-# found must meet expected, and the counterpart on the same items be alive; intervals as probes.placebo_checks says.
+# found must meet expected (behaves), the counterpart on the same items be alive, and the minimal detectable effect
+# (mde) at most half of the counterpart's size in the same unit (live); intervals as probes.placebo_checks says.
 PLACEBOS = (
-    *("what", "expected", "found", "ci_lo", "ci_hi", "threshold", "unit"),
-    *("counterpart", "positive", "positive_lo", "positive_hi", "alive", "passed", "n", "n_clusters"),
+    *("what", "metric", "expected", "found", "ci_lo", "ci_hi", "threshold", "unit"),
+    *("counterpart", "positive", "positive_lo", "positive_hi", "live", "mde"),
+    *("behaves", "alive", "powered", "passed", "n", "n_clusters"),
 )
 # Rank agreement of a score with effects; k of jaccard and recall; chance: if the score ordered heads at random.
 # statistic reliability…: of the effects with themselves by halves (score empty; the range in ci_lo, ci_hi).
@@ -168,24 +170,53 @@ SUPPRESSORS = (
     *("metric", "direction", "layer", "head", "effect_nats", "ci_lo", "ci_hi", "p", "p_holm"),
     *("n", "n_clusters", "n_heads"),
 )
-# A found set of heads on one test set (training first): shares of the mean delta; random sets by the criterion, of
-# which so many heads had to be displaced to other layers.
+# A found set of heads on one test set (training first), in one metric: shares of the mean delta (nats, or nats a
+# token). From random_mean on: the random sets of circuit_controls.csv, by the criterion.
 CIRCUIT = (
-    *("method", "criterion", "target", "k", "heads", "reached", "test_set"),
+    *("method", "criterion", "target", "k", "heads", "reached", "test_set", "metric"),
     *("necessity", "necessity_lo", "necessity_hi", "sufficiency", "sufficiency_lo", "sufficiency_hi"),
-    *("faithfulness", "faithfulness_lo", "faithfulness_hi", "n", "n_clusters", "delta_nats"),
-    *("random_mean", "percentile", "p", "n_controls", "displaced", "completeness_mean", "completeness_worst"),
+    *("faithfulness", "faithfulness_lo", "faithfulness_hi", "n", "n_clusters", "delta"),
+    *(
+        "random_mean",
+        "percentile",
+        "p",
+        "n_controls",
+        "displaced",
+        "excess",
+        "excess_p",
+        "p_holm",
+        "family_size",
+    ),
+    *("completeness_mean", "completeness_worst"),
+)
+# The same beside one kind of control sets, by the criterion. displaced: heads of a set in another layer than the one
+# they stand for (mean); control_k: heads of a control (mean); ratio: what it was matched in over the set's own (mean);
+# p: rank among them; excess: share beyond their mean, paired by item, with the p that is
+# corrected.
+CIRCUIT_CONTROLS = (
+    *("method", "criterion", "k", "test_set", "metric", "control", "share"),
+    *("control_mean", "control_lo", "control_hi", "n_controls", "control_k", "displaced", "ratio"),
+    *("percentile", "p"),
+    *("excess", "excess_lo", "excess_hi", "excess_p", "p_holm", "family_size", "n", "n_clusters"),
 )
 # cost: share lost on held-out tasks without the head; spare: less than 1 %; alone: its own share on training tasks.
 CIRCUIT_HEADS = (*("method", "layer", "head", "order", "cost", "spare", "prefix_matching", "alone", "sign"),)
 CIRCUIT_COMPLETENESS = (
     *("method", "test_set", "subset", "k_removed", "removed", "circuit_left", "model_left", "gap"),
 )
+# Two results side by side: of two halves of the training clusters (halves by task or template), or of the study's own
+# random tokens and others (tokens). k_other etc.: the other half's; spearman_within_layer: mean over layers. Sets that
+# were not looked for (empty cells) are those of costly searches.
 CIRCUIT_STABILITY = (
-    *("method", "variation", "label", "n_items", "k", "reached", "jaccard", "kendall", "spearman"),
+    *("method", "variation", "label", "n_items", "n_items_other", "k", "k_other", "reached", "reached_other"),
+    *("jaccard", "kendall", "spearman", "spearman_within_layer", "recall_8", "recall_16", "recall_32"),
+)
+# Its columns over repeats: lowest and highest, middle 95 % (lo, hi); chance: of two random orders.
+CIRCUIT_STABILITY_SUMMARY = (
+    *("method", "variation", "statistic", "mean", "lo", "hi", "lowest", "highest", "n_repeats", "chance"),
 )
 # ci_lo, ci_hi of the method "random": the extremes of its draws.
-CIRCUIT_CURVE = ("method", "test_set", "k", "share", "ci_lo", "ci_hi", "n")
+CIRCUIT_CURVE = ("method", "test_set", "metric", "k", "share", "ci_lo", "ci_hi", "n")
 # Every head: its score, its estimated share, how many methods chose it, and whether the smallest found set has it.
 CIRCUIT_RANKING = ("layer", "head", "prefix_matching", "estimate", "n_methods", "selected")
 
@@ -296,9 +327,11 @@ TABLES: dict[str, tuple[str, ...]] = {
     "carried": CARRIED,
     "carried_offtarget": CARRIED_OFFTARGET,
     "circuit": CIRCUIT,
+    "circuit_controls": CIRCUIT_CONTROLS,
     "circuit_heads": CIRCUIT_HEADS,
     "circuit_completeness": CIRCUIT_COMPLETENESS,
     "circuit_stability": CIRCUIT_STABILITY,
+    "circuit_stability_summary": CIRCUIT_STABILITY_SUMMARY,
     "circuit_curve": CIRCUIT_CURVE,
     "circuit_ranking": CIRCUIT_RANKING,
     "direct": DIRECT,

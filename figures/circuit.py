@@ -1,8 +1,10 @@
 """The circuit: share of the difference against the number of heads, by search, and where the heads found stand.
 
-Reads circuit.csv, circuit_curve.csv and circuit_ranking.csv. A line is a method's order of heads cut at size k: solid
-on held-out tasks, thin and dashed on the training tasks that chose the heads. A ring with a 95 % interval stands at the
-size that was found (open where no set reached the target). The band is the range of random layer-matched sets.
+Reads circuit.csv, circuit_curve.csv and circuit_ranking.csv. A line is a method's order of heads cut at size k, in the
+metric of the search: solid on held-out items, thin and dashed on the training items that chose the heads. A ring with a
+95 % interval (none with few clusters) stands at the size that was found (open where no set reached the target), and a
+cross at the same set's share in the other metric on the held-out items: margin beside log-probability. The band is the
+range of random layer-matched sets.
 """
 
 from __future__ import annotations
@@ -31,31 +33,54 @@ LOOKS: dict[str, tuple[str, str, str]] = {
     "elimination": ("#CC79A7", "D", "attribution, pruned"),
 }
 RANDOM, TRAINING, OUTSIDE = "random", "training", "held-out"
+METRICS = {"logprob": "log p(a×)", "margin": "a× − reference", "diverging": "diverging tokens of a×"}
 TICKS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def circuit_numbers(curve: pd.DataFrame, circuit: pd.DataFrame) -> pd.DataFrame:
-    """The curve with `found` (this is the size that the method found) and `reached` (the target, on training tasks).
+    """The curve with `found` (this is the size that the method found) and `reached` (the target, on training items).
+
+    Below it the found sets' shares in the other metric on held-out items (`other_metric`), where there are any.
 
     Raises:
-        MissingTable: no rows of held-out tasks.
-        FigureError: an unknown method, a row that stands twice, or a found size that the curve lacks.
+        MissingTable: no rows of held-out items.
+        FigureError: an unknown method, curves of two metrics, a row that stands twice, or a found size that the curve
+            lacks.
     """
     unknown = set(curve["method"]) - {*LOOKS, RANDOM}
     if unknown:
         raise FigureError(f"circuit_curve.csv has the unknown method {sorted(unknown)[0]}.")
     if OUTSIDE not in set(curve["test_set"]):
-        raise MissingTable("circuit_curve.csv has no rows of held-out tasks.")
+        raise MissingTable("circuit_curve.csv has no rows of held-out items.")
     refuse_doubles(curve, "circuit_curve.csv", ["method", "test_set", "k"])
-    refuse_doubles(circuit, "circuit.csv", ["method", "test_set"])
-    here = circuit[circuit["test_set"] == OUTSIDE]
+    refuse_doubles(circuit, "circuit.csv", ["method", "test_set", "metric"])
+    [*metrics] = curve["metric"].unique()
+    if len(metrics) != 1 or metrics[0] not in METRICS:
+        raise FigureError(
+            f"circuit_curve.csv is of one metric out of {', '.join(METRICS)}, not of {metrics}."
+        )
+    here = circuit[(circuit["test_set"] == OUTSIDE) & (circuit["metric"] == metrics[0])]
     sizes = dict(zip(here["method"], here["k"], strict=True))
     reached = dict(zip(here["method"], is_true(here["reached"]), strict=True))
     for method, size in sizes.items():
         if not ((curve["method"] == method) & (curve["k"] == size)).any():
             raise FigureError(f"circuit_curve.csv lacks the size {size} that {method} found by circuit.csv.")
     found = curve["method"].map(sizes) == curve["k"]
-    return curve.assign(found=found, reached=curve["method"].map(reached))
+    numbers = curve.assign(found=found, reached=curve["method"].map(reached), other_metric=False)
+    beside = "logprob" if metrics[0] != "logprob" else "margin"
+    others = circuit[(circuit["test_set"] == OUTSIDE) & (circuit["metric"] == beside)]
+    if others.empty:
+        return numbers
+    criterion = str(circuit["criterion"].iloc[0])
+    crosses = others[["method", "test_set", "metric", "k", "n"]].assign(
+        share=others[criterion],
+        ci_lo=others[f"{criterion}_lo"],
+        ci_hi=others[f"{criterion}_hi"],
+        found=True,
+        reached=is_true(others["reached"]),
+        other_metric=True,
+    )
+    return pd.concat([numbers, crosses[numbers.columns]], ignore_index=True)
 
 
 def draw_circuit(run: Path) -> list[Path]:
@@ -76,6 +101,7 @@ def draw_circuit(run: Path) -> list[Path]:
 def _draw_shares(axes: Axes, numbers: pd.DataFrame, criterion: str, target: float) -> list[Any]:
     """Draw the upper panel; returns what its legend lists."""
     style.zero_line(axes)
+    crosses, numbers = numbers[numbers["other_metric"]], numbers[~numbers["other_metric"]]
     axes.axhline(target, color=style.TOTAL, linestyle=(0, (5, 3)), linewidth=1.0, zorder=2)
     axes.annotate(
         f"{target:.0%}", xy=(1.0, target), xycoords=("axes fraction", "data"), xytext=(3, 0),
@@ -108,24 +134,40 @@ def _draw_shares(axes: Axes, numbers: pd.DataFrame, criterion: str, target: floa
             markerfacecolor=colour if chosen["reached"].all() else "white", markeredgecolor=style.TOTAL,
             elinewidth=1.2, capsize=2.5, zorder=5, linestyle="none",
         )  # fmt: skip
+        across = crosses[crosses["method"] == method]
+        axes.plot(
+            across["k"],
+            across["share"],
+            color=style.TOTAL,
+            marker="x",
+            markersize=7,
+            linestyle="none",
+            zorder=6,
+        )
         size = int(chosen["k"].iloc[0])
         note = f"{name}: {size} heads" if chosen["reached"].all() else f"{name}: not found"
         handles.append(Line2D([], [], color=colour, marker=marker, markersize=5, linewidth=1.5, label=note))
     handles += [
-        Line2D([], [], color=style.MUTED, linewidth=1.5, label=f"held-out tasks (n = {_n(numbers, OUTSIDE)})"),
+        Line2D([], [], color=style.MUTED, linewidth=1.5, label=f"held-out items (n = {_n(numbers, OUTSIDE)})"),
         Line2D(
             [], [], color=style.MUTED, linewidth=0.9, linestyle=(0, (3, 2)),
-            label=f"training tasks (n = {_n(numbers, TRAINING)})",
+            label=f"training items (n = {_n(numbers, TRAINING)})",
         ),
         Patch(color=style.OTHER, alpha=0.3, linewidth=0, label="random, same layers (range)"),
     ]  # fmt: skip
+    for metric in crosses["metric"].unique()[:1]:
+        label = f"the set found, in {METRICS[metric]}"
+        handles.append(
+            Line2D([], [], color=style.TOTAL, marker="x", markersize=6, linestyle="none", label=label)
+        )
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator([k for k in TICKS if k <= numbers["k"].max()]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set(xlabel="number of heads k (log scale)", ylabel="share of the difference")
-    axes.set_title(f"{criterion.capitalize()} of the first k heads together")
+    metric = METRICS[str(numbers["metric"].iloc[0])]
+    axes.set_title(f"{criterion.capitalize()} of the first k heads together, {metric}")
     return handles
 
 

@@ -57,8 +57,12 @@ REQUIRED: dict[str, tuple[str, ...]] = {
         *("metric", "direction", "score", "statistic", "k", "estimate", "ci_lo", "ci_hi", "chance", "n"),
         *("n_heads", "uses_task_data", "effects_nats", "delta_nats"),
     ),
-    "circuit.csv": ("method", "criterion", "target", "k", "reached", "test_set", "n"),
-    "circuit_curve.csv": ("method", "test_set", "k", "share", "ci_lo", "ci_hi", "n"),
+    "circuit.csv": (
+        *("method", "criterion", "target", "k", "reached", "test_set", "metric"),
+        *("necessity", "necessity_lo", "necessity_hi", "sufficiency", "sufficiency_lo", "sufficiency_hi"),
+        *("faithfulness", "faithfulness_lo", "faithfulness_hi", "n"),
+    ),
+    "circuit_curve.csv": ("method", "test_set", "metric", "k", "share", "ci_lo", "ci_hi", "n"),
     "circuit_ranking.csv": ("layer", "head", "n_methods", "selected"),
     "breakdown.csv": ("model", "env", "by", "level", "measure", "mean", "ci_lo", "ci_hi", "n"),
     "manipulations.csv": (

@@ -23,10 +23,13 @@ Many sets cost less than a forward each, and sets that are equal up to a layer l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
+from jaxtyping import Float
 
 from mech.changes import score_changes
 from mech.engine import Engine, Run
@@ -44,7 +47,16 @@ KINDS: tuple[Kind, ...] = ("necessity", "sufficiency", "faithfulness")
 def circuit_effects(
     engine: Engine, without: Run, with_it: Run, sets: Sequence[HeadSet], kind: Kind
 ) -> list[float]:
-    """What each set carries of L(with_it) − L(without), in nats.
+    """What each set carries of L(with_it) − L(without), in nats; arguments and errors as `token_effects`."""
+    return [math.fsum(effect.tolist()) for effect in token_effects(engine, without, with_it, sets, kind)]
+
+
+def token_effects(
+    engine: Engine, without: Run, with_it: Run, sets: Sequence[HeadSet], kind: Kind
+) -> list[Float[np.ndarray, " pos"]]:
+    """What each set carries of L(with_it) − L(without), token by token of the action, in nats.
+
+    A metric that is linear in the log-probabilities of tokens has the same metric of these for its effect.
 
     Args:
         engine: its model runs; `engine.slow` takes one hooked full forward a set.
@@ -58,13 +70,17 @@ def circuit_effects(
     """
     if kind not in KINDS:
         raise InputError(f"'{kind}' is not asked of a circuit: choose one of {', '.join(KINDS)}.")
-    low, high = without.score.total, with_it.score.total
+    low, high = _wide(without.score), _wide(with_it.score)
     if kind == "necessity":
-        return [high - score.total for score in joint_scores(engine, with_it, without, sets)]
+        return [high - _wide(score) for score in joint_scores(engine, with_it, without, sets)]
     if kind == "sufficiency":
-        return [score.total - low for score in joint_scores(engine, without, with_it, sets)]
+        return [_wide(score) - low for score in joint_scores(engine, without, with_it, sets)]
     others = [complement(engine.model, heads) for heads in sets]
-    return [score.total - low for score in joint_scores(engine, with_it, without, others)]
+    return [_wide(score) - low for score in joint_scores(engine, with_it, without, others)]
+
+
+def _wide(score: Score) -> Float[np.ndarray, " pos"]:
+    return score.logprobs.astype(np.float64)
 
 
 def complement(model: Model, heads: HeadSet) -> HeadSet:

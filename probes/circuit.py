@@ -22,12 +22,51 @@ from jaxtyping import Float
 
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
+from probes.contrast import Contrast
 from probes.dose import among
 from probes.effects import MIN_DELTA
 from probes.stats import N_DRAWS, Interval, cluster_bootstrap, cluster_ratios
 
 SMALL_COST = 0.01
 """Taking a head out costs less than this share: the circuit hardly needs it."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What the metrics of `probes.contrast` are made of, as sums: of log-probabilities, or of effects on them.
+
+    Attributes:
+        logprobs: candidate → nats; "failed", and the references there are.
+        n_tokens: candidate → how many tokens it has.
+        diverging: a×'s tokens from the first on at which it differs from the reference, nats.
+        n_diverging: how many tokens that is.
+    """
+
+    logprobs: Mapping[str, float]
+    n_tokens: Mapping[str, int]
+    diverging: float
+    n_diverging: int
+
+
+def metric_values(sums: Scored) -> dict[str, float]:
+    """Metric → its value; logprob and its per-token form alone where there is no reference.
+
+    As `Contrast.values`, from sums instead of tokens: all metrics are linear, so of effects they are effects.
+    """
+    per_token = {name: value / sums.n_tokens[name] for name, value in sums.logprobs.items()}
+    values = {"logprob": sums.logprobs["failed"], "logprob_per_token": per_token["failed"]}
+    others = [name for name in sums.logprobs if name != "failed"]
+    if others:
+        values["margin"] = values["logprob"] - _mean([sums.logprobs[name] for name in others])
+        values["margin_per_token"] = per_token["failed"] - _mean([per_token[name] for name in others])
+        values["diverging"] = sums.diverging
+        values["diverging_per_token"] = sums.diverging / sums.n_diverging
+    return values
+
+
+def needed(contrast: Contrast, metric: str) -> tuple[str, ...]:
+    """The candidates that a metric is made of: all for a margin, a× alone for the others."""
+    return contrast.candidates if metric.startswith("margin") else ("failed",)
 
 
 @dataclass(frozen=True)
@@ -64,14 +103,15 @@ def shares(
     tasks: Sequence[str],
     rng: np.random.Generator,
     n_draws: int = N_DRAWS,
+    min_delta: float = MIN_DELTA,
 ) -> list[Interval]:
     """Each set's share of the mean delta with its cluster interval; all sets see the same draws.
 
-    NaN throughout where the mean delta is too small to divide by.
+    NaN throughout where the mean delta is below `min_delta` (nats; absolute): too small to divide by.
     """
     bottoms = np.repeat(deltas[:, None], effects.shape[1], axis=1)
     found = cluster_ratios(effects, bottoms, list(tasks), rng, n_draws)
-    if len(deltas) and abs(float(deltas.mean())) >= MIN_DELTA:
+    if len(deltas) and abs(float(deltas.mean())) >= min_delta:
         return found
     nan = math.nan
     return [Interval(nan, nan, nan, one.n, one.n_clusters, nan, True) for one in found]
@@ -89,6 +129,10 @@ def against_random(share: float, controls: Sequence[float]) -> Against:
     """A share against those of random sets: the percentage of them below it, and the one-sided p."""
     mean, _, _, n, p, percentile = among(share, np.asarray(controls, dtype=float))
     return Against(mean, percentile, p, n)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def random_subsets(heads: HeadSet, n: int, rng: np.random.Generator) -> list[HeadSet]:

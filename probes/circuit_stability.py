@@ -1,16 +1,21 @@
-"""How much a found set depends on what it was found with: splits of tasks and templates, overlap, rank agreement.
+"""How a set of heads is tested where it was not found, and how far it depends on what it was found with.
 
-    jaccard     |A ∩ B| / |A ∪ B| of two sets
-    kendall     τ-b of two scorings of the same heads, ties allowed
-    spearman    rank correlation of the same
+    split_items     training and held-out items that share no task and no goal, or no template either
+    halves          the training items in two parts that share no cluster: what one finds against what the other finds
+    jaccard         |A ∩ B| / |A ∪ B| of two sets
+    kendall         τ-b of two scorings of the same heads, ties allowed
+    spearman        rank correlation of the same
+    within layers   its mean over layers: a scoring that only knows in which layers heads matter has 0
+    recall@k        share of the k best heads of one scoring that are among the k best of the other; chance: k / n
 
-Training and test items never share a task: `split_tasks` and `untouched` see to it.
+A result is compared with one found on other clusters, never with the one found on all, which contains it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from scipy.stats import kendalltau
@@ -20,78 +25,105 @@ from mech.heads import Head, HeadSet
 from probes.items import Item
 from probes.ranks import spearman
 
+Level = Literal["task", "template"]
+LEVELS: tuple[Level, ...] = ("task", "template")
+FEWEST_TEMPLATES = 6
+"""Templates among the items below which a split by template is no default: either side would have one or two."""
+_TRIES = 50  # draws in which a split unlike the earlier ones must turn up
 
-def split_tasks(
-    items: Sequence[Item], held_out: float, rng: np.random.Generator
+
+def default_level(items: Iterable[Item]) -> Level:
+    """What is held out where nothing is said: templates where there are FEWEST_TEMPLATES of them, else tasks."""
+    found = {(item.env, item.template) for item in items}
+    return "template" if len(found) >= FEWEST_TEMPLATES else "task"
+
+
+def split_items(
+    items: Sequence[Item], level: Level, held_out: float, rng: np.random.Generator
 ) -> tuple[list[Item], list[Item]]:
-    """Training and held-out items, in their order: whole tasks go to one side, and tasks of one goal together.
+    """Training and held-out items, in their order, of which no two share a task, a goal, or (by template) a template.
 
     Args:
-        items: decision points of at least two tasks.
-        held_out: share of the tasks to hold out, between 0 and 1; at least one task stays on each side.
-        rng: draws the groups of tasks.
+        items: decision points of at least two tasks, or templates.
+        level: what goes to one side as a whole; tasks of one goal always stay together.
+        held_out: share of the tasks (templates) to hold out, between 0 and 1; at least one stays on each side.
+        rng: draws the groups.
 
     Raises:
-        InputError: fewer than two tasks, or a share that is not between 0 and 1.
+        InputError: the items are of one group, or a share that is not between 0 and 1.
     """
     if not 0 < held_out < 1:
-        raise InputError(f"The share of tasks held out lies between 0 and 1: {held_out:g} does not.")
-    group = _groups(items)
-    names = sorted(set(group.values()))
+        raise InputError(f"The share of {level}s held out lies between 0 and 1: {held_out:g} does not.")
+    group = groups(items, level)
+    names = sorted(set(group))
     if len(names) < 2:
-        raise InputError(f"Items of {len(names)} task cannot be split into training and held-out tasks.")
+        raise InputError(
+            f"Items of {len(names)} {level} cannot be split into training and held-out {level}s"
+            + (" (templates that share a task or a goal count as one)." if level == "template" else ".")
+        )
     count = min(max(round(held_out * len(names)), 1), len(names) - 1)
     out = {names[at] for at in rng.permutation(len(names))[:count]}
     sides: tuple[list[Item], list[Item]] = ([], [])
-    for item in items:
-        sides[group[item.env, item.task_id] in out].append(item)
+    for item, name in zip(items, group, strict=True):
+        sides[name in out].append(item)
     return sides
 
 
-def _groups(items: Iterable[Item]) -> dict[tuple[str, str], tuple[str, str]]:
-    """Task → the first of the tasks with which it shares a goal, by a chain of shared goals if need be."""
+def groups(items: Sequence[Item], level: Level) -> list[tuple[str, str]]:
+    """The group of each item: the first of the tasks that it hangs together with by shared goals (and templates)."""
     group: dict[tuple[str, str], tuple[str, str]] = {}
-    by_goal: dict[str, tuple[str, str]] = {}
+    first: dict[tuple[str, ...], tuple[str, str]] = {}
     for item in sorted(items, key=lambda one: (one.env, one.task_id)):
         task = (item.env, item.task_id)
         group.setdefault(task, task)
-        other = group[by_goal.setdefault(item.goal, task)]
-        old = group[task]
-        group = {name: min(old, other) if first in (old, other) else first for name, first in group.items()}
-    return group
+        shared: list[tuple[str, ...]] = [("goal", item.goal)]
+        shared += [("template", item.env, item.template)] if level == "template" else []
+        for key in shared:
+            other, old = group[first.setdefault(key, task)], group[task]
+            group = {name: min(old, other) if to in (old, other) else to for name, to in group.items()}
+    return [group[item.env, item.task_id] for item in items]
 
 
-def untouched(items: Iterable[Item], training: Iterable[Item]) -> list[Item]:
-    """The items that share neither task nor goal with a training item: another file may hold the same task."""
+def untouched(items: Iterable[Item], training: Iterable[Item], level: Level = "task") -> list[Item]:
+    """The items that share neither task nor goal (nor template) with a training item: files may hold the same task."""
     seen = list(training)
     tasks, goals = {(item.env, item.task_id) for item in seen}, {item.goal for item in seen}
-    return [item for item in items if (item.env, item.task_id) not in tasks and item.goal not in goals]
+    templates = {(item.env, item.template) for item in seen} if level == "template" else set()
+    return [
+        item
+        for item in items
+        if (item.env, item.task_id) not in tasks
+        and item.goal not in goals
+        and (item.env, item.template) not in templates
+    ]
 
 
-def template_halves(items: Sequence[Item]) -> list[tuple[str, list[Item]]]:
-    """The items in two parts that share no template, of about equal numbers, each named by its templates.
+def halves(
+    items: Sequence[Item], level: Level, n: int, rng: np.random.Generator
+) -> list[tuple[list[Item], list[Item]]]:
+    """Up to n different ways to part the items in two halves that share no task, goal (or template).
 
-    None where all items are of one template.
+    Args:
+        items: those that a search sees.
+        level: as in `split_items`; of an odd number of groups the second half has one more.
+        n: how many; fewer come back where no more turn up (three groups have three, four have three, six have ten).
+        rng: draws the groups.
     """
-    counts: dict[str, int] = {}
-    for item in items:
-        counts[item.template] = counts.get(item.template, 0) + 1
-    if len(counts) < 2:
-        return []
-    sides: tuple[list[str], list[str]] = ([], [])
-    for template in sorted(
-        counts, key=lambda name: (-counts[name], name)
-    ):  # the largest first, to the lighter
-        loads = [sum(counts[name] for name in side) for side in sides]
-        sides[loads[1] < loads[0]].append(template)
-    return [("+".join(sorted(side)), [item for item in items if item.template in side]) for side in sides]
-
-
-def resampled(items: Sequence[Item], rng: np.random.Generator) -> list[Item]:
-    """The items of as many tasks as there are, drawn with replacement: an item may come more than once."""
-    tasks = sorted({item.task_id for item in items})
-    drawn = rng.choice(len(tasks), size=len(tasks), replace=True)
-    return [item for at in drawn for item in items if item.task_id == tasks[at]]
+    group = groups(items, level)
+    names = sorted(set(group))
+    found: dict[frozenset[tuple[str, str]], tuple[list[Item], list[Item]]] = {}
+    for _ in range(_TRIES * n if len(names) > 1 else 0):
+        one = {names[at] for at in rng.permutation(len(names))[: len(names) // 2]}
+        parts = ({name for name in names if name not in one}, one)
+        if any(frozenset(part) in found for part in parts):
+            continue
+        found[frozenset(one)] = (
+            [item for item, name in zip(items, group, strict=True) if name in one],
+            [item for item, name in zip(items, group, strict=True) if name not in one],
+        )
+        if len(found) == n:
+            break
+    return list(found.values())
 
 
 def jaccard(one: HeadSet, other: HeadSet) -> float:
@@ -111,6 +143,25 @@ def agreement(one: Mapping[Head, float], other: Mapping[Head, float]) -> tuple[f
     heads = sorted(one)
     a, b = (np.array([scores[head] for head in heads]) for scores in (one, other))
     return float(kendalltau(a, b).statistic), float(spearman(a[None], b[None])[0])
+
+
+def within_layers(one: Mapping[Head, float], other: Mapping[Head, float]) -> float:
+    """Mean over layers of Spearman's ρ among the layer's heads; layers in which a scoring is constant are left out."""
+    found = []
+    for layer in sorted({head.layer for head in one}):
+        heads = sorted(head for head in one if head.layer == layer)
+        if len(heads) > 1:
+            a, b = (np.array([scores[head] for head in heads]) for scores in (one, other))
+            found.append(float(spearman(a[None], b[None])[0]))
+    known = [value for value in found if not math.isnan(value)]
+    return math.fsum(known) / len(known) if known else math.nan
+
+
+def recall(one: Mapping[Head, float], other: Mapping[Head, float], k: int) -> float:
+    """The share of one's k best heads among the other's; NaN where there are not more than k heads."""
+    if k >= len(one):
+        return math.nan
+    return len(set(best_first(one)[:k]) & set(best_first(other)[:k])) / k
 
 
 def best_first(scores: Mapping[Head, float]) -> list[Head]:

@@ -24,7 +24,7 @@ ON_ITEMS = (
     *("patch", "ablate", "cut", "joint", "attribute", "placebo", "agree", "circuit"),
     *("direct", "layers", "path", "mechanism"),
 )
-ABLATES = ("ablate", "joint", "placebo", "mechanism")
+ABLATES = ("ablate", "joint", "placebo", "mechanism", "circuit")
 SYSTEM = "Tools: grow(plant, cups), prune(plant)."
 
 

@@ -162,13 +162,16 @@ def write_circuit(run: Path, heads: pd.DataFrame) -> None:
     for at, (method, found) in enumerate(sizes.items()):
         for side, loss, n in (("training", 0.0, 9), ("held-out", 0.05 + at / 100, 15)):
             shares = (0.9 - loss, 0.8 - loss, 1.0 - loss) * 3
-            head = (method, "necessity", 0.9, found, "L0H0", method != "greedy", side, *shares)
-            tests.append((*head, n, n, 28.0, 0.1, 100.0, 0.05, 20, 3.5, 0.2, 0.4))
+            for metric, less in (("logprob", 0.0), ("margin", 0.2)):
+                head = (method, "necessity", 0.9, found, "L0H0", method != "greedy", side, metric)
+                values = [share - less for share in shares]
+                beside = (0.1, 100.0, 0.05, 20, 3.5, 0.6, 0.01, 0.08, 8)
+                tests.append((*head, *values, n, n, 28.0, *beside, 0.2, 0.4))
             for k in sorted({1, 2, 4, 8, 16, found, *((32, 64) if at < 2 else ())}):
                 share = min(1.05, 0.9 * (k / found) ** 0.7) - loss
-                curve.append((method, side, k, share, share - 0.1, share + 0.08, n))
+                curve.append((method, side, "logprob", k, share, share - 0.1, share + 0.08, n))
     for k in (1, 2, 4, 8, 16, 32, 46, 64):
-        curve.append(("random", "held-out", k, k / 500, -k / 400, k / 200, 15))
+        curve.append(("random", "held-out", "logprob", k, k / 500, -k / 400, k / 200, 15))
     ranking = heads[["layer", "head", "prefix_matching"]].assign(estimate=heads["copying"] / 50, n_methods=0)
     for size in sizes.values():
         ranking["n_methods"] += ranking.index.isin(order.index[:size]).astype(int)

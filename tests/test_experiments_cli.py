@@ -270,7 +270,15 @@ def test_the_bounds_of_ablate_change_its_table(flag: str, shell: Shell, written:
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"), [("top", "3"), ("by", "copying"), ("how", "zero"), ("shuffles", "2"), ("seed", "1")]
+    ("flag", "value"),
+    [
+        ("top", "3"),
+        ("by", "copying"),
+        ("how", "zero"),
+        ("shuffles", "2"),
+        ("controls", "1"),
+        ("seed", "1"),
+    ],
 )
 def test_every_option_of_placebo_changes_its_rows(
     flag: str, value: str, shell: Shell, written: dict[Any, str]

@@ -145,14 +145,15 @@ def test_selected_heads_come_best_first_and_a_table_without_the_column_has_none(
 def circuit_tables() -> tuple[pd.DataFrame, pd.DataFrame]:
     """A curve of two sizes and the table of the sets found, of which greedy's did not reach the target."""
     rows = [
-        (m, side, k, k / 4, 0.1, 0.9, 9)
+        (m, side, "logprob", k, k / 4, 0.1, 0.9, 9)
         for m in ("score", "greedy")
         for side in ("training", "held-out")
         for k in (1, 3)
     ]
     curve = pd.DataFrame(rows, columns=list(REQUIRED["circuit_curve.csv"]))
     found = [
-        (m, "necessity", 0.9, k, done, "held-out", 9)
+        (m, "necessity", 0.9, k, done, "held-out", metric, *([share] * 9), 9)
+        for metric, share in (("logprob", 0.75), ("margin", 0.5))
         for m, k, done in (("score", 3, "True"), ("greedy", 1, "False"))
     ]
     return curve, pd.DataFrame(found, columns=list(REQUIRED["circuit.csv"]))
@@ -166,7 +167,10 @@ def test_the_found_sizes_are_marked_on_the_curve_and_what_was_not_found_is_told_
         ("score", 3, True),
         ("greedy", 1, False),
     }
-    assert len(marked) == 4 and len(numbers) == len(curve)
+    crosses = numbers[numbers["other_metric"]]
+    assert len(marked) == 6 and len(numbers) == len(curve) + 2
+    assert set(crosses["metric"]) == {"margin"} and set(crosses["share"]) == {0.5}
+    assert len(circuit_numbers(curve, circuit[circuit["metric"] == "logprob"])) == len(curve)
 
 
 def test_a_curve_that_cannot_be_drawn_is_refused() -> None:
@@ -175,6 +179,8 @@ def test_a_curve_that_cannot_be_drawn_is_refused() -> None:
         circuit_numbers(curve.replace({"method": {"score": "luck"}}), circuit)
     with pytest.raises(FigureError, match="lacks the size 5 that score found"):
         circuit_numbers(curve, circuit.replace({"k": {3: 5}}))
+    with pytest.raises(FigureError, match="is of one metric"):
+        circuit_numbers(curve.assign(metric=["logprob", "margin"] * (len(curve) // 2)), circuit)
     with pytest.raises(FigureError, match="two rows of method score"):
         circuit_numbers(pd.concat([curve, curve[:1]]), circuit)
     with pytest.raises(MissingTable, match="held-out"):

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from mech import changes
-from mech.circuits import KINDS, circuit_effects, complement, joint_scores
+from mech.circuits import KINDS, circuit_effects, complement, joint_scores, token_effects
 from mech.engine import Engine, Run
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
@@ -139,6 +139,21 @@ def test_the_three_effects_are_what_their_names_say(tiny_folder: FolderFactory) 
     )
     found = [circuit_effects(Engine(model), low, high, [HEADS], kind)[0] for kind in KINDS]
     np.testing.assert_allclose(found, expected, rtol=0, atol=FP64)
+
+
+def test_effects_of_tokens_sum_to_those_of_the_action_and_of_all_heads_are_the_tokens_difference(
+    tiny_folder: FolderFactory,
+) -> None:
+    model = tiny_model(tiny_folder, "llama")
+    engine = Engine(model)
+    low, high = pair(engine)
+    for kind in KINDS:
+        each = token_effects(engine, low, high, [HEADS, all_heads(model), NONE], kind)
+        assert all(one.shape == (len(ACTION),) for one in each)
+        whole = circuit_effects(engine, low, high, [HEADS, all_heads(model), NONE], kind)
+        np.testing.assert_allclose([one.sum() for one in each], whole, rtol=0, atol=FP64)
+        np.testing.assert_allclose(each[1], high.score.logprobs - low.score.logprobs, rtol=0, atol=FP64)
+        assert np.ptp(each[0]) > 1e-4 and np.abs(each[2]).max() <= FP64
 
 
 def test_what_cannot_be_asked_is_refused(tiny_folder: FolderFactory) -> None:

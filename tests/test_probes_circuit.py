@@ -11,10 +11,14 @@ import pytest
 
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
+from mech.queries import Score
 from probes.circuit import (
+    Scored,
     against_random,
     completeness_gaps,
+    metric_values,
     minimality,
+    needed,
     pooled,
     random_subsets,
     require_delta,
@@ -25,12 +29,15 @@ from probes.circuit_search import Found, Value, by_ranking, eliminate, greedy, p
 from probes.circuit_stability import (
     agreement,
     best_first,
+    default_level,
+    halves,
     jaccard,
-    resampled,
-    split_tasks,
-    template_halves,
+    recall,
+    split_items,
     untouched,
+    within_layers,
 )
+from probes.contrast import Contrast
 from tests.study_cases import ITEMS
 
 A, B, C, D, E = HEADS = [Head(layer, 0) for layer in range(5)]
@@ -170,8 +177,8 @@ def test_a_difference_that_may_be_zero_is_refused_in_one_sentence() -> None:
     rng = np.random.default_rng(0)
     require_delta([5.0, 6.0, 7.0], ["a", "b", "c"], rng, "Δ")
     require_delta([-5.0], ["a"], rng, "Δ")  # one task has no interval
-    with pytest.raises(InputError, match=r"Δ is 0\.333 nats on the mean of 3 training items"):
-        require_delta([5.0, -6.0, 2.0], ["a", "b", "c"], rng, "Δ")
+    with pytest.raises(InputError, match=r"Δ is 0\.500 nats on the mean of 6 training items"):
+        require_delta([5.0, -6.0, 2.0, 4.0, -5.0, 3.0], list("abcdef"), rng, "Δ")
     with pytest.raises(InputError, match="too small to divide by"):
         require_delta([0.001, 0.002], ["a", "b"], rng, "Δ")
 
@@ -210,20 +217,20 @@ def test_no_task_stands_on_both_sides_of_a_split() -> None:
     items = [replace(ITEMS[0], item_id=str(at), task_id=f"t{at // 2}", goal=f"g{at}") for at in range(20)]
     sides = {}
     for seed in range(5):
-        training, outside = split_tasks(items, 0.4, np.random.default_rng(seed))
+        training, outside = split_items(items, "task", 0.4, np.random.default_rng(seed))
         assert len(training) == 12 and len(outside) == 8
         assert not {item.task_id for item in training} & {item.task_id for item in outside}
         assert sorted([*training, *outside], key=lambda item: int(item.item_id)) == items
         sides[seed] = tuple(item.item_id for item in training)
     assert len(set(sides.values())) > 1
     for share in (0.01, 0.99):
-        training, outside = split_tasks(items[:4], share, np.random.default_rng(0))
+        training, outside = split_items(items[:4], "task", share, np.random.default_rng(0))
         assert len(training) == len(outside) == 2
     for bad, words in ((0.0, "between 0 and 1"), (1.0, "between 0 and 1")):
         with pytest.raises(InputError, match=words):
-            split_tasks(items, bad, np.random.default_rng(0))
+            split_items(items, "task", bad, np.random.default_rng(0))
     with pytest.raises(InputError, match="1 task"):
-        split_tasks(items[:2], 0.5, np.random.default_rng(0))
+        split_items(items[:2], "task", 0.5, np.random.default_rng(0))
 
 
 def test_items_of_a_training_task_or_goal_are_no_test_items() -> None:
@@ -233,19 +240,86 @@ def test_items_of_a_training_task_or_goal_are_no_test_items() -> None:
     assert untouched([ITEMS[0], ITEMS[1], ITEMS[2], same_goal, other_env], trained) == [ITEMS[2], other_env]
 
 
-def test_template_halves_share_no_template_and_resamples_keep_tasks_whole() -> None:
-    items = [
-        replace(ITEMS[0], item_id=f"{name}{at}", template=name, task_id=f"{name}{at}")
-        for name, count in (("a", 4), ("b", 2), ("c", 2))
-        for at in range(count)
-    ]
-    (one, left), (other, right) = template_halves(items)
-    assert (one, other) == ("a", "b+c") and len(left) == len(right) == 4
-    assert template_halves(items[:4]) == []
-    doubled = [*items, replace(items[0], item_id="a0-again")]
-    drawn = resampled(doubled, np.random.default_rng(3))
-    counts = {item.item_id: drawn.count(item) for item in doubled}
-    assert counts["a0"] == counts["a0-again"] and max(counts.values()) > 1 and 0 in counts.values()
+TEMPLATED = [
+    replace(ITEMS[0], item_id=f"{name}{at}", template=name, task_id=f"{name}{at}", goal=f"{name}{at}")
+    for name in "abcdef"
+    for at in range(3)
+]
+
+
+def test_a_split_by_template_keeps_templates_tasks_and_goals_on_one_side() -> None:
+    assert default_level(TEMPLATED) == "template" and default_level(TEMPLATED[:15]) == "task"
+    joined = [*TEMPLATED, replace(TEMPLATED[0], item_id="again", task_id="again", template="f")]
+    sides = set()
+    for seed in range(8):
+        training, outside = split_items(joined, "template", 0.5, np.random.default_rng(seed))
+        for key in (lambda item: item.template, lambda item: item.task_id, lambda item: item.goal):
+            assert not {key(item) for item in training} & {key(item) for item in outside}
+        assert len(training) + len(outside) == len(joined)
+        sides.add(frozenset(item.template for item in training))
+        assert ("a" in {item.template for item in training}) == ("f" in {item.template for item in training})
+    assert len(sides) > 1
+    with pytest.raises(InputError, match="1 template cannot be split"):
+        split_items(TEMPLATED[:3], "template", 0.5, np.random.default_rng(0))
+    left = untouched(TEMPLATED, TEMPLATED[:1], "template")
+    assert left == TEMPLATED[3:] and untouched(TEMPLATED, TEMPLATED[:1]) == TEMPLATED[1:]
+
+
+def test_halves_share_nothing_are_all_different_and_no_more_than_there_are() -> None:
+    for level, most in (("template", 10), ("task", 12)):
+        found = halves(TEMPLATED, level, 12, np.random.default_rng(0))
+        assert len(found) == most
+        parts = set()
+        for one, other in found:
+            key = [item.template if level == "template" else item.task_id for item in TEMPLATED]
+            names = [{key[TEMPLATED.index(item)] for item in side} for side in (one, other)]
+            assert not names[0] & names[1] and abs(len(names[0]) - len(names[1])) <= 1
+            assert sorted(item.item_id for item in (*one, *other)) == sorted(
+                item.item_id for item in TEMPLATED
+            )
+            parts |= {frozenset(names[0]), frozenset(names[1])}
+        assert len(parts) == 2 * most
+    assert halves(TEMPLATED[:3], "template", 4, np.random.default_rng(0)) == []
+    assert len(halves(TEMPLATED[:9], "template", 9, np.random.default_rng(0))) == 3
+
+
+def test_within_layers_a_scoring_that_only_knows_layers_is_worth_nothing() -> None:
+    heads = [Head(layer, head) for layer in range(4) for head in range(5)]
+    rng = np.random.default_rng(0)
+    layered = [{head: 10.0 * head.layer + rng.normal() for head in heads} for _ in range(2)]
+    assert agreement(*layered)[1] > 0.85 and abs(within_layers(*layered)) < 0.5
+    assert within_layers(layered[0], layered[0]) == pytest.approx(1)
+    turned = {head: -value if head.layer < 2 else value for head, value in layered[0].items()}
+    assert within_layers(layered[0], turned) == pytest.approx(0)
+    assert math.isnan(within_layers({A: 1.0, B: 2.0}, {A: 1.0, B: 2.0}))  # a head a layer
+    one = {A: 5.0, B: 4.0, C: 3.0, D: 2.0, E: 1.0}
+    assert (
+        recall(one, one | {B: 0.0}, 2) == 0.5 and recall(one, one, 3) == 1 and math.isnan(recall(one, one, 5))
+    )
+
+
+def test_metrics_of_sums_are_those_of_tokens_and_of_effects_those_of_the_difference() -> None:
+    rng = np.random.default_rng(0)
+    lengths = {"failed": 5, "distractor0": 3, "distractor1": 4}
+    contrast = Contrast(("distractor0", "distractor1"), 2)
+    before, after = (
+        {name: Score(-rng.random(n), np.zeros(n, dtype=bool)) for name, n in lengths.items()}
+        for _ in range(2)
+    )
+
+    def sums(logprobs: dict[str, np.ndarray]) -> Scored:
+        totals = {name: float(values.sum()) for name, values in logprobs.items()}
+        return Scored(totals, lengths, float(logprobs["failed"][2:].sum()), 3)
+
+    assert metric_values(sums({n: s.logprobs for n, s in after.items()})) == pytest.approx(
+        contrast.values(after)
+    )
+    effects = metric_values(sums({name: after[name].logprobs - before[name].logprobs for name in after}))
+    high, low = contrast.values(after), contrast.values(before)
+    assert effects == pytest.approx({name: high[name] - low[name] for name in high}) and len(effects) == 6
+    alone = metric_values(Scored({"failed": -3.0}, {"failed": 5}, 0.0, 5))
+    assert alone == {"logprob": -3.0, "logprob_per_token": -0.6}
+    assert needed(contrast, "margin") == contrast.candidates and needed(contrast, "diverging") == ("failed",)
 
 
 def test_overlap_and_rank_agreement_are_those_done_by_hand() -> None:
