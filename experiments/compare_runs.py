@@ -15,7 +15,7 @@ import pandas as pd
 from experiments.durable import replace
 from experiments.options import Option, Report, Study
 from experiments.records import read_frame
-from experiments.tables import frame_text
+from experiments.tables import frame_text, interval_text
 from mech.errors import InputError
 from probes.compare import compare, disagreements, only_ours
 from probes.summaries import check_summary
@@ -114,7 +114,7 @@ def _lines(group: pd.DataFrame) -> str:
 
 
 def _interval(mean: float, lo: float, hi: float) -> str:
-    return "-" if pd.isna(mean) else f"{mean:.3f} [{lo:.3f}, {hi:.3f}]"
+    return "-" if pd.isna(mean) else f"{mean:.3f} {interval_text(lo, hi)}"
 
 
 def _or_dash(value: Any, words: dict[bool, str] | None = None) -> str:

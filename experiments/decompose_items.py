@@ -20,6 +20,7 @@ from experiments.options import DELTA, ON_ITEMS, ON_MODEL, RUNNING, Report, Stud
 from experiments.session import about_items, open_run, open_session
 from experiments.tables import estimate_text, meter_text, summary_text
 from probes.conditions import CORE
+from probes.families import family_lines
 from probes.scoring import DISTRACTORS_IN
 
 NAMES = (*CORE, "neut_pad", "neut_matched", "neut_other", "mark", "ack", "abstract_min")
@@ -79,7 +80,7 @@ def text(tables: Tables) -> str:
         )
         split = tables.decomposition[tables.decomposition["env"] == env]
         parts += [f"== {env}", summary_text(ordered.reset_index()), "", estimate_text(_named(split)), ""]
-    return "\n".join(parts)
+    return "\n".join([*parts, *family_lines(tables.summary, "headline")])
 
 
 def _named(split: pd.DataFrame) -> pd.DataFrame:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import Any
 from experiments import ablate_heads, doctor, find_heads, make_items, patch_heads, probe_items
 from experiments.options import MODEL, OUT, PRE, QUIET, SEED, Option, Report, Study, positive, whole_numbers
 from experiments.records import read_frame
+from experiments.tables import interval_text
 from mech.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -88,12 +90,12 @@ def conclusion(out: Path) -> str:
     lines = [
         f"1. Showing the model its failed call and the error changes the call's log-probability by "
         f"{-gain['mean']:+.1f} nats "
-        f"[{-gain['ci_hi']:.1f}, {-gain['ci_lo']:.1f}] (G = {gain['mean']:.1f}; {int(gain['n'])} items): "
-        f"{'the feedback backfires' if gain['ci_hi'] < 0 else 'no inversion beyond noise'}.",
+        f"{interval_text(-gain['ci_hi'], -gain['ci_lo'], digits=1)} (G = {gain['mean']:.1f}; {int(gain['n'])} items): "
+        f"{_verdict(gain['ci_lo'], gain['ci_hi'])}.",
         f"2. {ratio:.0%} of that is there as soon as the call stands in the transcript, whatever is said of it "
         f"(Δcopy = {copy['mean']:.1f}, Δsem = {sem['mean']:.1f} nats).",
         f"3. Ablating the 16 heads that score highest on repeated random tokens removes {top['share']:.0%} of Δcopy "
-        f"[{top['ci_lo']:.0%}, {top['ci_hi']:.0%}]; as many random heads of the same layers remove "
+        f"{_percentages(top['ci_lo'], top['ci_hi'])}; as many random heads of the same layers remove "
         f"{controls['random_lo']:.0%} to {controls['random_hi']:.0%} ({int(controls['n_controls'])} draws, "
         f"{int(top['n'])} items).",
         "",
@@ -101,6 +103,17 @@ def conclusion(out: Path) -> str:
         f"tables:   {out} (summary.csv, heads.csv, effects.csv, shares.csv, ablation.csv, removed.csv, …)",
     ]
     return "\n".join(lines)
+
+
+def _verdict(lo: float, hi: float) -> str:
+    """What the interval of G says."""
+    if math.isnan(lo) or math.isnan(hi):
+        return "too few tasks for an interval"
+    return "the feedback backfires" if hi < 0 else "no inversion beyond noise"
+
+
+def _percentages(lo: float, hi: float) -> str:
+    return "(too few tasks for an interval)" if math.isnan(lo) or math.isnan(hi) else f"[{lo:.0%}, {hi:.0%}]"
 
 
 def _step(study: Study, args: argparse.Namespace) -> Report:

@@ -23,6 +23,7 @@ from experiments.options import DELTA, ON_ITEMS, ON_MODEL, RUNNING, Option, Repo
 from experiments.session import about_items, open_run, open_session
 from experiments.tables import frame_text, meter_text
 from probes.conditions import CONDITIONS, parse_conditions
+from probes.families import family_lines
 from probes.items import Item
 from probes.scoring import DISTRACTORS_IN
 
@@ -50,11 +51,11 @@ def run(args: argparse.Namespace) -> Report:
         notes = write_left_out(folder, session)
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
-    shown = tables.manipulations.drop(columns=["model", "n_clusters", "p"])
+    shown = tables.manipulations.drop(columns=["model", "n_clusters", "deff", "p", "family_size"])
     lines = ["change of log p(a×) against the standard record, nats per action, and G of the same items"]
     for env, group in shown.groupby("env", sort=True):
         lines += ["", f"== {env}", frame_text(group.drop(columns="env").sort_values("delta"))]
-    lines += ["", *notes]
+    lines += ["", *family_lines(tables.manipulations, "manipulations"), *notes]
     lines += [meter_text(meter.ran, meter.saved), f"written to {args.out}"]
     return Report("\n".join(lines))
 

@@ -19,6 +19,7 @@ from mech.errors import InputError
 from mech.hooks import hook_point
 from mech.patching import sweep_names
 from probes.conditions import parse_conditions
+from probes.families import family_lines
 from probes.scoring import DISTRACTORS_IN, decision_run
 
 KEPT_CONDITIONS = ("pre", "neut", "fail")
@@ -71,7 +72,13 @@ def run(args: argparse.Namespace) -> Report:
         notes = write_left_out(folder, session)
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
-    text = [summary_text(summary), *notes, meter_text(meter.ran, meter.saved), f"written to {args.out}"]
+    text = [
+        summary_text(summary),
+        *family_lines(summary, "headline"),
+        *notes,
+        meter_text(meter.ran, meter.saved),
+        f"written to {args.out}",
+    ]
     return Report("\n".join(text))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from experiments.tables import frame_text, interval_text
+from probes.families import family_lines
 
 SHOWN = {
     "parseable_share": "readable",
@@ -69,4 +70,4 @@ def _contrast_text(contrasts: pd.DataFrame) -> str:
     shown = wide.rename(columns=SHOWN).reset_index()
     baseline = chosen["baseline"].iloc[0]
     head = f"paired differences to {baseline} (*: p < 0.05, Holm's correction over the arms of a measure)"
-    return f"{head}\n{frame_text(shown)}"
+    return "\n".join([head, frame_text(shown), *family_lines(chosen, "rollout contrasts")])
