@@ -185,15 +185,29 @@ ROLLOUTS = (
 )
 # How often each edit of extraction was made; n_steps: free steps of the arm. "not recorded": steps of older versions.
 EXTRACTIONS = ("model", "env", "arm", "harness", "change", "edit", "n", "n_steps", "share")
-# n: rollouts in which the metric is defined; n_undefined: the others.
-RATES = ("model", "env", "arm", "harness", "change", "metric", *_INTERVAL, "n_undefined")
-# Paired by task and sample. n_unpaired: rollouts without a partner; family: tests in Holm's family (one metric's).
-_PAIRED = ("ci_lo", "ci_hi", "n", "n_clusters", "n_undefined", "n_unpaired", "p", "p_holm", "family")
-CONTRASTS = ("model", "env", "metric", "arm", "baseline", "difference", *_PAIRED)
+# n: rollouts in which the metric is defined; n_undefined: the others; n_chance: of n, those with a chance to repeat.
+RATES = ("model", "env", "arm", "harness", "change", "metric", *_INTERVAL, "n_undefined", "n_chance")
+# Paired by task and sample. n_changed: tasks on which the arms differ; n_chance: pairs in which all arms had a chance to
+# repeat; n_unpaired: rollouts without a partner; family_size: tests in Holm's family (one metric's).
+_PAIRED = (
+    *("ci_lo", "ci_hi", "n", "n_clusters", "n_changed", "n_chance", "n_undefined", "n_unpaired"),
+    *("p", "p_holm", "family_size"),
+)
+CONTRASTS = (
+    *("model", "env", "metric", "arm", "baseline", "baseline_mean", "arm_mean", "difference"),
+    *_PAIRED,
+)
 # by_change: H/X − H; by_ban: H+ban − H; by_both: H+ban/X − H; interaction, with the interval: both − change − ban.
 FACTORIAL = (
     *("model", "env", "metric", "harness", "change", "by_change", "by_ban", "by_both", "interaction"),
     *_PAIRED,
+)
+# A chosen set's difference among those of random sets, on the same rollouts: control_lo and control_hi their extremes,
+# n_as_far the sets that change at least as much.
+ROLLOUT_CONTROLS = (
+    *("model", "env", "metric", "arm", "baseline", "difference"),
+    *("n_controls", "control_mean", "control_lo", "control_hi", "n_as_far", "n", "n_clusters", "n_undefined"),
+    *("p", "p_holm", "family_size"),
 )
 # t: free steps since the first failure; survival: Kaplan-Meier, of "no canonical repeat yet".
 SURVIVAL = (
@@ -263,6 +277,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "rollout_rates": RATES,
     "rollout_contrasts": CONTRASTS,
     "rollout_factorial": FACTORIAL,
+    "rollout_controls": ROLLOUT_CONTROLS,
     "survival": SURVIVAL,
     "predict": PREDICT,
     "calibration": CALIBRATION,
