@@ -75,6 +75,19 @@ COMPARE = (
     *("paper", "paper_lo", "paper_hi", "paper_n"),
     *("difference", "overlap", "same_sign", "paper_excludes_zero"),
 )
+# Of a condition and candidate (kind score) or a measure, over items that both sides have; …_abs: |ours − published|, nats
+# but for unit; same_…: share of equal counts.
+ITEM_COMPARE = (
+    *("model", "env", "kind", "condition", "candidate", "measure", "unit"),
+    *("n", "n_only_ours", "n_only_published", "median_abs", "max_abs", "median_abs_per_token"),
+    *("max_abs_per_token", "item_of_max", "same_n_tokens", "same_ctx_tokens", "pearson", "spearman"),
+)
+# found_in: both, ours or published.
+ITEM_PAIRS = (
+    *("model", "env", "kind", "item_id", "condition", "candidate", "measure", "unit", "found_in"),
+    *("ours", "published", "difference", "per_token", "n_tokens", "n_tokens_published"),
+    *("ctx_tokens", "ctx_tokens_published"),
+)
 # share of L(to) - L(pre) that cutting the heads' attention to the sources removes.
 KNOCKOUT = ("sources", "set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats", "n", "n_clusters")
 # A selected set by one method beside its controls (random | strength), whose extremes are control_lo and control_hi.
@@ -209,6 +222,8 @@ ROLLOUT_CONTROLS = (
     *("n_controls", "control_mean", "control_lo", "control_hi", "n_as_far", "n", "n_clusters", "n_undefined"),
     *("p", "p_holm", "family_size"),
 )
+# k: heads that a change is made to (all of them for hide-all); the rest as in CONTRASTS, one row a dose.
+ROLLOUT_DOSES = ("model", "env", "metric", "harness", "change", "k", *CONTRASTS[3:])
 # t: free steps since the first failure; survival: Kaplan-Meier, of "no canonical repeat yet".
 SURVIVAL = (
     *("model", "env", "arm", "harness", "change", "t", "at_risk", "events", "censored", "survival"),
@@ -271,6 +286,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "scaling": SCALING,
     "scaling_fit": SCALING_FIT,
     "compare": COMPARE,
+    "item_compare": ITEM_COMPARE,
+    "item_pairs": ITEM_PAIRS,
     "left_out": LEFT_OUT,
     "rollouts": ROLLOUTS,
     "rollout_extractions": EXTRACTIONS,
@@ -278,6 +295,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "rollout_contrasts": CONTRASTS,
     "rollout_factorial": FACTORIAL,
     "rollout_controls": ROLLOUT_CONTROLS,
+    "rollout_doses": ROLLOUT_DOSES,
     "survival": SURVIVAL,
     "predict": PREDICT,
     "calibration": CALIBRATION,
