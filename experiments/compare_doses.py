@@ -87,7 +87,9 @@ def _by_size(rollouts: pd.DataFrame, size: int) -> pd.DataFrame:
     sized = rollouts["change"].isin(["hide", "ablate"])
     label = rollouts["change"].where(~sized, rollouts["change"] + f" of {size}")
     plain = rollouts["change"] == "none"
-    return rollouts.assign(change=label, arm=rollouts["harness"].where(plain, rollouts["harness"] + "/" + label))
+    return rollouts.assign(
+        change=label, arm=rollouts["harness"].where(plain, rollouts["harness"] + "/" + label)
+    )
 
 
 def _same(one: pd.DataFrame, other: pd.DataFrame) -> bool:

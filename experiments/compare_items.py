@@ -51,7 +51,9 @@ def compare_items(
     pairs = item_pairs(ours, theirs, model)
     table = summary(pairs)
     if not table["n"].sum():
-        raise InputError(f"No item of {published} is in {run}: neither has a score or measure of the other's items.")
+        raise InputError(
+            f"No item of {published} is in {run}: neither has a score or measure of the other's items."
+        )
     target = out or run / "item_compare.csv"
     for path, frame in ((target, table), (target.with_name("item_pairs.csv"), pairs)):
         replace(path, frame.to_csv(index=False, lineterminator="\n"))
@@ -120,7 +122,11 @@ def _unmatched(pairs: pd.DataFrame, theirs: Items) -> list[str]:
         partly = rows[rows["item_id"].isin(items)]
         parts = [f"{len(alone)} items ({_named(alone)})"] if alone else []
         if len(partly):
-            cells = partly["item_id"] + " " + partly["condition"].where(partly["kind"] == "score", partly["measure"])
+            cells = (
+                partly["item_id"]
+                + " "
+                + partly["condition"].where(partly["kind"] == "score", partly["measure"])
+            )
             parts.append(f"{len(partly)} numbers of items that both have ({_named(cells.tolist())})")
         lines.append(f"{what}: {'; '.join(parts)}")
     if theirs.elsewhere:
@@ -138,7 +144,8 @@ def _named(names: Sequence[str]) -> str:
 def _shown(table: pd.DataFrame) -> pd.DataFrame:
     """The columns of the summary that are printed."""
     what = [
-        f"{row.condition}, {row.candidate}" if row.kind == "score" else row.measure for row in table.itertuples()
+        f"{row.condition}, {row.candidate}" if row.kind == "score" else row.measure
+        for row in table.itertuples()
     ]
     columns = {
         "env": "env", "unit": "unit", "n": "n", "n_only_ours": "only ours", "n_only_published": "only published",

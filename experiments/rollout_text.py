@@ -65,7 +65,9 @@ def rollout_text(tables: Mapping[str, pd.DataFrame]) -> str:
 
 def _draws_as_one(wide: pd.DataFrame) -> pd.DataFrame:
     """Arms of random sets that differ in the draw alone as one row of means, where they are many."""
-    draws = pd.Series([name.rstrip("0123456789") if is_random(name) else "" for name in wide.index], wide.index)
+    draws = pd.Series(
+        [name.rstrip("0123456789") if is_random(name) else "" for name in wide.index], wide.index
+    )
     for name, members in draws[draws != ""].groupby(draws, sort=False):
         if len(members) >= MANY:
             mean = wide.loc[members.index].mean().rename(f"{name} ({len(members)} sets)")
@@ -80,8 +82,8 @@ def contrast_text(contrasts: pd.DataFrame) -> str:
     if n_random >= MANY:
         chosen = chosen[~chosen["arm"].map(is_random)]
     blocks = [
-        f"paired differences to {contrasts['baseline'].iloc[0]} on the same tasks and samples; p: exact sign flips over "
-        "the tasks that differ (-: too few to reach .05), Holm over the arms of a measure"
+        f"paired differences to {contrasts['baseline'].iloc[0]} on the same tasks and samples; p: exact sign flips "
+        "over the tasks that differ (-: too few to reach .05), Holm over the arms of a measure"
     ]
     for metric in COMPARED:
         rows = chosen[chosen["metric"] == metric]

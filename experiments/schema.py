@@ -75,8 +75,8 @@ COMPARE = (
     *("paper", "paper_lo", "paper_hi", "paper_n"),
     *("difference", "overlap", "same_sign", "paper_excludes_zero"),
 )
-# Of a condition and candidate (kind score) or a measure, over items that both sides have; …_abs: |ours − published|, nats
-# but for unit; same_…: share of equal counts.
+# Of a condition and candidate (kind score) or a measure, over items that both sides have; …_abs: |ours − published| in
+# `unit`; same_…: share of equal counts.
 ITEM_COMPARE = (
     *("model", "env", "kind", "condition", "candidate", "measure", "unit"),
     *("n", "n_only_ours", "n_only_published", "median_abs", "max_abs", "median_abs_per_token"),
@@ -200,8 +200,8 @@ ROLLOUTS = (
 EXTRACTIONS = ("model", "env", "arm", "harness", "change", "edit", "n", "n_steps", "share")
 # n: rollouts in which the metric is defined; n_undefined: the others; n_chance: of n, those with a chance to repeat.
 RATES = ("model", "env", "arm", "harness", "change", "metric", *_INTERVAL, "n_undefined", "n_chance")
-# Paired by task and sample. n_changed: tasks on which the arms differ; n_chance: pairs in which all arms had a chance to
-# repeat; n_unpaired: rollouts without a partner; family_size: tests in Holm's family (one metric's).
+# Paired by task and sample. n_changed: tasks on which the arms differ; n_chance: pairs in which all arms had a chance
+# to repeat; n_unpaired: rollouts without a partner; family_size: tests in Holm's family (one metric's).
 _PAIRED = (
     *("ci_lo", "ci_hi", "n", "n_clusters", "n_changed", "n_chance", "n_undefined", "n_unpaired"),
     *("p", "p_holm", "family_size"),

@@ -48,7 +48,9 @@ def draw_item_compare(run: Path) -> list[Path]:
                 _draw_measures(axes, part)
             _identity(axes, part)
             what = "log-probabilities of single actions" if kind == "score" else "what follows for each item"
-            axes.set_title(f"{what}\n{len(part)} pairs, largest difference {part['difference'].abs().max():.2g} nats")
+            axes.set_title(
+                f"{what}\n{len(part)} pairs, largest difference {part['difference'].abs().max():.2g} nats"
+            )
             axes.set(xlabel="published, nats", ylabel="ours, nats")
             axes.legend(loc="upper left", fontsize=7, handletextpad=0.2)
         return style.save(figure, rows, run, "item_compare")

@@ -6,7 +6,7 @@
 A published file is recognised by its column names; each of these is enough:
 
     scores, one a row     item_id, condition, candidate, logprob; also n_tokens and ctx_tokens, where it has them
-    scores, one a column  item_id and lp__CONDITION__CANDIDATE; also ntok__CONDITION__CANDIDATE and ctx__CONDITION
+    scores, one a column  item_id, lp__CONDITION__CANDIDATE; also ntok__CONDITION__CANDIDATE and ctx__CONDITION
     measures              item_id and columns named like the measures of `probes.measures`: G, copy, sem, p_repeat_pre, …
 
 Where scores are given, G, copy and sem follow from them too (a file's own columns of these names come first). Equal
@@ -49,8 +49,8 @@ _FOLLOWING = {"G": ("fail", "pre"), "copy": ("pre", "neut"), "sem": ("neut", "fa
 _WIDE = re.compile(r"(lp|ntok)__(.+)__([A-Za-z0-9]+)")
 _CONTEXT = re.compile(r"ctx__(.+)")
 FORMS = (
-    "item_id, condition, candidate and logprob; or item_id and columns lp__CONDITION__CANDIDATE; or item_id and measures "
-    "such as G, copy and sem"
+    "item_id, condition, candidate and logprob; or item_id and columns lp__CONDITION__CANDIDATE; or item_id and "
+    "measures such as G, copy and sem"
 )
 
 
@@ -81,7 +81,9 @@ def our_items(rows: pd.DataFrame) -> Items:
         **{name: _numbers(plain, name, "The run") for name in _COUNTS}
     )
     measures = measure(plain)[["item_id", "measure", "value"]]
-    return Items(scores.reset_index(drop=True), measures, dict(zip(plain["item_id"], plain["env"], strict=True)))
+    return Items(
+        scores.reset_index(drop=True), measures, dict(zip(plain["item_id"], plain["env"], strict=True))
+    )
 
 
 def unablated(rows: pd.DataFrame) -> pd.DataFrame:
@@ -91,7 +93,9 @@ def unablated(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["ablation"].isna() | rows["ablation"].isin(["", "none"])]
 
 
-def published_items(table: pd.DataFrame, what: str, model: str | None = None, envs: set[str] | None = None) -> Items:
+def published_items(
+    table: pd.DataFrame, what: str, model: str | None = None, envs: set[str] | None = None
+) -> Items:
     """What a published table says of single items; see the module for the columns that are recognised.
 
     Args:
@@ -138,7 +142,11 @@ def item_pairs(ours: Items, published: Items, model: str = "") -> pd.DataFrame:
     scores = scores.assign(kind="score", unit="nats", measure="logprob")
     mine = ours.measures[ours.measures["measure"].isin(set(published.measures["measure"]))]
     measures = mine.merge(
-        published.measures, on=["item_id", "measure"], how="outer", suffixes=("", "_published"), indicator=True
+        published.measures,
+        on=["item_id", "measure"],
+        how="outer",
+        suffixes=("", "_published"),
+        indicator=True,
     )
     measures = measures.rename(columns={"value": "ours", "value_published": "published"})
     tokens = ours.scores[ours.scores["candidate"] == "failed"].groupby("item_id")["n_tokens"].first()
@@ -155,7 +163,9 @@ def item_pairs(ours: Items, published: Items, model: str = "") -> pd.DataFrame:
         difference=difference,
         per_token=(difference / both["n_tokens"]).where(both["unit"] == "nats"),
     )
-    ordered = both.sort_values(["kind", "item_id", "condition", "candidate", "measure"], ascending=[False, *[True] * 4])
+    ordered = both.sort_values(
+        ["kind", "item_id", "condition", "candidate", "measure"], ascending=[False, *[True] * 4]
+    )
     return ordered[list(PAIRS)].reset_index(drop=True)
 
 
@@ -236,14 +246,18 @@ def _measures(table: pd.DataFrame, what: str) -> pd.DataFrame:
     names = [] if "logprob" in table.columns else [name for name in DEFINITIONS if name in table.columns]
     parts = [pd.DataFrame(columns=["item_id", "measure", "value"])]
     for name in names:
-        values = pd.DataFrame({"item_id": table["item_id"], "measure": name, "value": _numbers(table, name, what)})
+        values = pd.DataFrame(
+            {"item_id": table["item_id"], "measure": name, "value": _numbers(table, name, what)}
+        )
         parts.append(values[values["value"].notna()])
     return pd.concat(parts[1:] or parts, ignore_index=True)
 
 
 def _following(scores: pd.DataFrame, names: set[str]) -> pd.DataFrame:
     """G, copy and sem of the items whose scores of a× allow them."""
-    failed = scores[scores["candidate"] == "failed"].pivot(index="item_id", columns="condition", values="logprob")
+    failed = scores[scores["candidate"] == "failed"].pivot(
+        index="item_id", columns="condition", values="logprob"
+    )
     parts = [pd.DataFrame(columns=["item_id", "measure", "value"])]
     for name, (before, after) in _FOLLOWING.items():
         if name in names and {before, after} <= set(failed.columns):
@@ -261,7 +275,9 @@ def _numbers(table: pd.DataFrame, column: str, what: str) -> pd.Series:
     found = pd.to_numeric(table[column], errors="coerce").astype(float)
     wrong = (found.isna() & table[column].notna()) | np.isinf(found)
     if wrong.any():
-        raise InputError(f"{what} has a {column} that is no number on line {int(wrong.to_numpy().argmax()) + 1} of its rows.")
+        raise InputError(
+            f"{what} has a {column} that is no number on line {int(wrong.to_numpy().argmax()) + 1} of its rows."
+        )
     return found
 
 

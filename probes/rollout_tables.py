@@ -10,8 +10,8 @@ A measure that is undefined for a rollout (no failure: no repeat rate) leaves it
 Tests of paired differences are sign flips over tasks (several samples of a task are one), of which 0/1 measures make
 McNemar's test: a task on which both arms did the same (n_clusters − n_changed of them) tells nothing of a sign. A rate
 itself has an interval and no p: "the probability is zero" is no hypothesis. Families of Holm's correction:
-`probes.families`; arms of random heads are no members, they are what a chosen set is compared with. Everything is within
-one model and environment.
+`probes.families`; arms of random heads are no members, they are what a chosen set is compared with. Everything is
+within one model and environment.
 """
 
 from __future__ import annotations
@@ -83,7 +83,12 @@ def rates(rollouts: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -
                 known = rows[rows[metric].notna()]
                 rng = rng_for("/".join(("rollouts/rate", *map(str, cell), str(names[0]), metric)))
                 found = cluster_bootstrap(known[metric].astype(float), known["task_id"], rng, n_draws)
-                counts = (found.n, found.n_clusters, len(rows) - len(known), int(known[_CHANCE].notna().sum()))
+                counts = (
+                    found.n,
+                    found.n_clusters,
+                    len(rows) - len(known),
+                    int(known[_CHANCE].notna().sum()),
+                )
                 lines.append((*cell, *names, metric, found.mean, found.lo, found.hi, *counts))
     return pd.DataFrame(lines, columns=list(RATES))
 
@@ -158,8 +163,12 @@ def controls(rollouts: pd.DataFrame) -> pd.DataFrame:
                 if not drawn or harness not in baselines:
                     continue
                 pairs = _paired(group, metric, (baselines[harness], arm, *drawn))
-                of = {one: _mean(pairs.values[one] - pairs.values[baselines[harness]]) for one in (arm, *drawn)}
-                lines.append((*cell, metric, arm, baselines[harness], *_among(of.pop(arm), [*of.values()], pairs)))
+                of = {
+                    one: _mean(pairs.values[one] - pairs.values[baselines[harness]]) for one in (arm, *drawn)
+                }
+                lines.append(
+                    (*cell, metric, arm, baselines[harness], *_among(of.pop(arm), [*of.values()], pairs))
+                )
     return corrected(pd.DataFrame(lines, columns=_raw(CONTROLS)), "rollout controls")
 
 
