@@ -92,7 +92,7 @@ def _refuse_other_questions(folder: RunFolder, before: Mapping[str, Any], questi
 
 def derive(folder: RunFolder, session: Session, delta: float) -> Tables:
     """Write every table that the rows of the folder allow; `delta` (nats) is what counts as unchanged."""
-    rows = folder.rows("scores")
+    rows = session.clustered(folder.rows("scores"))
     with naming(folder.path / "scores.jsonl"):
         measures = measure(rows)
         rng_for = session.rng_for

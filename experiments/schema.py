@@ -1,7 +1,9 @@
 """The columns of a run folder's rows and tables, written down once; a table may add columns after these.
 
 Lengths are in tokens, log-probabilities and their differences in nats per action, shares between 0 and 1,
-`ci_lo`, `ci_hi` (and `…_lo`, `…_hi`) the ends of a 95 % interval, `n` items, `n_clusters` tasks.
+`ci_lo`, `ci_hi` (and `…_lo`, `…_hi`) the ends of a 95 % interval (empty below six clusters), `n` items, `n_clusters`
+tasks, or what --cluster names; `deff` is the design effect, `p_holm` p corrected over a family of `family_size` tests
+(`probes.families`); p is empty where .05 could not be reached, and for shares and probabilities.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ SCORES = (
     *("logprob", "n_tokens", "is_greedy"),
 )  # and whatever else the scorer knows of a row
 MEASURES = ("model", "env", "item_id", "task_id", "measure", "value")
-SUMMARY = ("model", "env", "measure", *_INTERVAL, "p", "p_holm")
+SUMMARY = ("model", "env", "measure", *_INTERVAL, "deff", "p", "p_holm", "family_size")
 HEADS = ("layer", "head")  # and one column per score
 # What was patched where: site (z, q, k, v, pattern, mlp_out or resid_pre), at (candidate, record or observation), and
 # the pair of conditions. head counts query heads: empty for k and v, which have a kv_head, and for layers.
@@ -51,14 +53,14 @@ ABLATION = ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n")
 # by: operator, error_type, template, step or quotes_source; level: a value of it.
 BREAKDOWN = ("model", "env", "by", "level", "measure", *_INTERVAL)
 # Not the mean of an item's ratios: ratios of sums, medians and shares over items.
-DECOMPOSITION = ("model", "env", "quantity", "estimate", "ci_lo", "ci_hi", "n", "n_clusters")
+DECOMPOSITION = ("model", "env", "quantity", "estimate", "ci_lo", "ci_hi", "n", "n_clusters", "deff")
 # equivalent: the whole interval lies inside ±delta.
 EQUIVALENCE = ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "delta", "equivalent")
 # delta: mean of the paired L(condition) − L(fail); G: that of L(pre) − L(condition); Holm's family: all
 # conditions of one model and environment.
 MANIPULATIONS = (
-    *("model", "env", "condition", "delta", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm"),
-    *("G", "equivalent"),
+    *("model", "env", "condition", "delta", "ci_lo", "ci_hi", "n", "n_clusters"),
+    *("deff", "p", "p_holm", "family_size", "G", "equivalent"),
 )
 # axis: position (level: decile 0 to 9 of the token's place in a×) or part (level: before, error, after);
 # mean: nats per item, summed over the tokens of that level.

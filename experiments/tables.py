@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 
 NAMES = {
@@ -20,16 +22,22 @@ def summary_text(summary: pd.DataFrame) -> str:
     lines = [f"{'measure':<28}{'mean':>9}   95 % interval        items (tasks)"]
     for row in summary.itertuples():
         name = NAMES.get(str(row.measure), str(row.measure))
-        lines.append(
-            f"{name:<28}{row.mean:>9.3f}   [{row.ci_lo:>8.3f}, {row.ci_hi:>8.3f}]  {row.n} ({row.n_clusters})"
-        )
+        ends = interval_text(row.ci_lo, row.ci_hi, 8)
+        lines.append(f"{name:<28}{row.mean:>9.3f}   {ends}  {row.n} ({row.n_clusters})")
     return "\n".join(lines)
+
+
+def interval_text(lo: float, hi: float, width: int = 0, digits: int = 3, sign: str = "") -> str:
+    """`[lo, hi]`; where there is no interval (fewer than six clusters), a dash in its place and as wide."""
+    if math.isnan(lo) or math.isnan(hi):
+        return "—".center(2 * width + 4)
+    return f"[{lo:>{sign}{width}.{digits}f}, {hi:>{sign}{width}.{digits}f}]"
 
 
 def estimate_text(estimates: pd.DataFrame) -> str:
     """Lines of name, estimate and interval; columns name, estimate, ci_lo, ci_hi, n, n_clusters."""
     return "\n".join(
-        f"{row.name:<28}{row.estimate:>9.3f}   [{row.ci_lo:>8.3f}, {row.ci_hi:>8.3f}]  {row.n} ({row.n_clusters})"
+        f"{row.name:<28}{row.estimate:>9.3f}   {interval_text(row.ci_lo, row.ci_hi, 8)}  {row.n} ({row.n_clusters})"
         for row in estimates.itertuples(index=False)
     )
 

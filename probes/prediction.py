@@ -27,7 +27,17 @@ from jaxtyping import Bool, Float, Int
 from scipy.stats import rankdata
 
 from mech.errors import InputError
-from probes.stats import MAX_DROPPED, N_DRAWS, RngFactory, cluster_bootstrap, cluster_codes, draw_clusters
+from probes.stats import (
+    MAX_DROPPED,
+    MIN_CLUSTERS,
+    N_DRAWS,
+    RATE,
+    RngFactory,
+    cluster_bootstrap,
+    cluster_codes,
+    draw_clusters,
+    percentile_ends,
+)
 
 N_BINS = 10
 _GROUP = ("model", "env", "arm")
@@ -75,7 +85,7 @@ def clustered_auc(
     n_draws: int = N_DRAWS,
     level: float = 0.95,
 ) -> Auc:
-    """AUC over decision points with its cluster-bootstrap interval.
+    """AUC over decision points with its expanded percentile interval (`probes.stats.percentile_ends`).
 
     Args:
         scores: one number a point; NaN makes the AUC NaN.
@@ -92,7 +102,7 @@ def clustered_auc(
     codes, n_clusters = cluster_codes(clusters, len(numbers))
     estimate = auc(numbers, repeats)
     head = (len(numbers), int(repeats.sum()), n_clusters)
-    if math.isnan(estimate) or n_clusters < 2:
+    if math.isnan(estimate) or n_clusters < MIN_CLUSTERS:
         return Auc(estimate, math.nan, math.nan, *head, 0, True)
     won = _won_pairs(numbers, repeats, codes, n_clusters)
     sizes = np.stack([np.bincount(codes[mark], minlength=n_clusters) for mark in (repeats, ~repeats)], axis=1)
@@ -103,9 +113,8 @@ def clustered_auc(
     n_dropped = n_draws - len(draws)
     if n_dropped > MAX_DROPPED * n_draws:
         return Auc(estimate, math.nan, math.nan, *head, n_dropped, True)
-    tail = (1 - level) / 2
-    lo, hi = np.quantile(draws, [tail, 1 - tail])
-    return Auc(estimate, float(lo), float(hi), *head, n_dropped, bool(np.ptp(draws) <= 1e-12))
+    lo, hi = percentile_ends(draws, n_clusters, level)
+    return Auc(estimate, lo, hi, *head, n_dropped, bool(np.ptp(draws) <= 1e-12))
 
 
 def calibration(
@@ -119,8 +128,8 @@ def calibration(
     """Mean predicted probability and observed share of each bin of (nearly) equal numbers of points.
 
     Returns:
-        bin (0 the lowest), predicted, observed, ci_lo, ci_hi (of the observed share, within the bin's points; of zero
-        width where all points of a bin agree), n, n_clusters.
+        bin (0 the lowest), predicted, observed, ci_lo, ci_hi (of the observed share, within the bin's points), n,
+        n_clusters.
 
     Raises:
         InputError: a probability is not between 0 and 1, or as `auc`; fewer than one bin.
@@ -132,7 +141,7 @@ def calibration(
     lines = []
     for place in np.unique(places):
         inside = places == place
-        found = cluster_bootstrap(repeats[inside], tasks[inside], rng, n_draws)
+        found = cluster_bootstrap(repeats[inside], tasks[inside], rng, n_draws, bounds=RATE)
         predicted = float(numbers[inside].mean())
         lines.append((int(place), predicted, found.mean, found.lo, found.hi, found.n, found.n_clusters))
     return pd.DataFrame(lines, columns=list(_BIN))

@@ -9,7 +9,8 @@
 A measure that is undefined for a rollout (no failure: no repeat rate) leaves it, or its pair, out and is counted.
 Tests of paired differences are sign flips over tasks (several samples of a task are one), of which 0/1 measures make
 McNemar's test: a task on which both arms did the same (n_clusters − n_changed of them) tells nothing of a sign. A rate
-itself has an interval and no p: "the probability is zero" is no hypothesis. Families of Holm's correction:
+itself has an interval and no p: "the probability is zero" is no hypothesis. Shares, rates and their differences have
+bounded intervals, counts studentised ones. Families of Holm's correction:
 `probes.families`; arms of random heads are no members, they are what a chosen set is compared with. Everything is
 within one model and environment.
 """
@@ -26,7 +27,7 @@ import pandas as pd
 from mech.errors import InputError
 from probes.families import ADDED, corrected
 from probes.rollout_measures import KEYS, ROLLOUT
-from probes.stats import N_DRAWS, RngFactory, cluster_bootstrap
+from probes.stats import N_DRAWS, RATE, RngFactory, cluster_bootstrap
 
 RATES = (
     *("model", "env", "arm", "harness", "change", "metric"),
@@ -82,7 +83,8 @@ def rates(rollouts: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -
             for metric in metrics(rollouts):
                 known = rows[rows[metric].notna()]
                 rng = rng_for("/".join(("rollouts/rate", *map(str, cell), str(names[0]), metric)))
-                found = cluster_bootstrap(known[metric].astype(float), known["task_id"], rng, n_draws)
+                values = known[metric].astype(float)
+                found = cluster_bootstrap(values, known["task_id"], rng, n_draws, bounds=_range(metric, RATE))
                 counts = (
                     found.n,
                     found.n_clusters,
@@ -130,7 +132,7 @@ def contrasts(
                 rng = rng_for("/".join(("rollouts/contrast", *map(str, cell), arm, metric)))
                 of, to = (pairs.values[name] for name in (arm, baseline))
                 names = (*cell, metric, arm, baseline, _mean(to), _mean(of), _mean(of - to))
-                lines.append((*names, *_test(of - to, pairs, rng, n_draws)))
+                lines.append((*names, *_test(of - to, pairs, rng, n_draws, _range(metric, (-1.0, 1.0)))))
     return corrected(pd.DataFrame(lines, columns=_raw(CONTRASTS)), "rollout contrasts")
 
 
@@ -228,7 +230,8 @@ def factorial(rollouts: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAW
                 effects = [_mean(changed - plain), _mean(banned - plain), _mean(both - plain)]
                 rng = rng_for("/".join(("rollouts/factorial", *map(str, cell), harness, change, metric)))
                 interaction = (both - banned) - (changed - plain)
-                tests = (_mean(interaction), *_test(interaction, pairs, rng, n_draws))
+                found = _test(interaction, pairs, rng, n_draws, _range(metric, (-2.0, 2.0)))
+                tests = (_mean(interaction), *found)
                 lines.append((*cell, metric, harness, change, *effects, *tests))
     return corrected(pd.DataFrame(lines, columns=_raw(FACTORIAL)), "rollout factorial")
 
@@ -288,10 +291,21 @@ def _paired(group: pd.DataFrame, metric: str, arms: Sequence[str]) -> _Pairs:
     return _Pairs(known, chances, len(wide[metric]) - len(known), len(rows) - len(whole))
 
 
-def _test(values: pd.Series, pairs: _Pairs, rng: np.random.Generator, n_draws: int) -> tuple[object, ...]:
+def _range(metric: str, bounds: tuple[float, float]) -> tuple[float, float] | None:
+    """The bounds, of a metric that is a share, a rate or a truth value; counts have none."""
+    return None if metric.startswith("n_") else bounds
+
+
+def _test(
+    values: pd.Series,
+    pairs: _Pairs,
+    rng: np.random.Generator,
+    n_draws: int,
+    bounds: tuple[float, float] | None,
+) -> tuple[object, ...]:
     """The cells of _TESTED from ci_lo to p."""
     tasks = values.index.get_level_values("task_id")
-    found = cluster_bootstrap(values, tasks, rng, n_draws)
+    found = cluster_bootstrap(values, tasks, rng, n_draws, bounds=bounds)
     changed = int((values.groupby(tasks).sum().abs() > _TIE).sum())
     counts = (found.n, found.n_clusters, changed, pairs.n_chance, pairs.n_undefined, pairs.n_unpaired)
     return (found.lo, found.hi, *counts, found.p)
