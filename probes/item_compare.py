@@ -6,7 +6,7 @@
 A published file is recognised by its column names; each of these is enough:
 
     scores, one a row     item_id, condition, candidate, logprob; also n_tokens and ctx_tokens, where it has them
-    scores, one a column  item_id, lp__CONDITION__CANDIDATE; also ntok__CONDITION__CANDIDATE and ctx__CONDITION
+    scores, one a column  item_id, lp__CONDITION__CANDIDATE; also ntok__CONDITION__CANDIDATE, ctx__CONDITION
     measures              item_id and columns named like the measures of `probes.measures`: G, copy, sem, p_repeat_pre, …
 
 Where scores are given, G, copy and sem follow from them too (a file's own columns of these names come first). Equal
@@ -155,10 +155,12 @@ def item_pairs(ours: Items, published: Items, model: str = "") -> pd.DataFrame:
         condition=NO_CONDITION, candidate=NO_CONDITION,
     )  # fmt: skip
     both = pd.concat([scores, measures], ignore_index=True)
+    envs = set(ours.env.values())
+    untold = envs.pop() if len(envs) == 1 else ""  # an item that only a table without environments has
     difference = both["ours"].astype(float) - both["published"].astype(float)
     both = both.assign(
         model=model,
-        env=[ours.env.get(item, published.env.get(item, "")) for item in both["item_id"]],
+        env=[ours.env.get(item, published.env.get(item, untold)) for item in both["item_id"]],
         found_in=both["_merge"].astype(str).replace({"left_only": "ours", "right_only": "published"}),
         difference=difference,
         per_token=(difference / both["n_tokens"]).where(both["unit"] == "nats"),

@@ -283,7 +283,9 @@ def test_holm_is_over_the_arms_of_one_measure_and_says_how_many_they_are() -> No
 
 
 @pytest.mark.parametrize(("loops", "p"), [(6, 2 / 2**6), (5, None), (11, 2 / 2**11)])
-def test_loops_of_one_arm_against_none_of_the_other_are_mcnemars_exact_test(loops: int, p: float | None) -> None:
+def test_loops_of_one_arm_against_none_of_the_other_are_mcnemars_exact_test(
+    loops: int, p: float | None
+) -> None:
     # Of 24 tasks the first arm loops in so many, the other in none: only tasks that differ tell of a sign.
     steps = _many(
         {(arm, f"t{task:02}", 0): "aaa" if arm == "verbatim" and task < loops else "abc"
