@@ -7,7 +7,7 @@ A published file is recognised by its column names; each of these is enough:
 
     scores, one a row     item_id, condition, candidate, logprob; also n_tokens and ctx_tokens, where it has them
     scores, one a column  item_id, lp__CONDITION__CANDIDATE; also ntok__CONDITION__CANDIDATE, ctx__CONDITION
-    measures              item_id and columns named like the measures of `probes.measures`: G, copy, sem, p_repeat_pre, …
+    measures              item_id and columns named like measures of `probes.measures`: G, copy, sem, p_repeat_pre, …
 
 Where scores are given, G, copy and sem follow from them too (a file's own columns of these names come first). Equal
 prompts show in equal context lengths and equal tokenizers in equal token counts, so both are counted. Where every score

@@ -242,8 +242,8 @@ def dose_run(folder: Path, size: int, first: str = "aaaa") -> Path:
     per_rollout(steps).to_csv(folder / "rollouts.csv", index=False)
     heads = ",".join(f"L0H{head}" for head in range(size))
     entry = {
-        "config": {"seed": 0}, "config_hash": config_hash({"seed": 0}), "provenance": {"sets": {"selected": heads}}, "command": "",
-        "start": "", "end": "", "done": True, "resumes": [],
+        "config": {"seed": 0}, "config_hash": config_hash({"seed": 0}), "command": "", "start": "", "end": "",
+        "provenance": {"sets": {"selected": heads}}, "done": True, "resumes": [],
     }  # fmt: skip
     (folder / "run.json").write_text(json.dumps({"schema": 1, "studies": {"rollout": entry}}))
     return folder
