@@ -241,6 +241,13 @@ CALIBRATION = (
     *("n", "n_clusters"),
 )
 
+# Simulations of `probes.stats`: error (p at most .05 though the null holds), flips (of the sign-flip test alone),
+# attainable (what an exact test can reject), coverage of the 95 % interval, below and above: on which side it misses.
+CALIBRATE = (
+    *("statistic", "population", "n_clusters", "simulations", "skew_items", "skew_clusters"),
+    *("error", "flips", "attainable", "coverage", "below", "above", "width"),
+)
+
 # What a study left out of which items: `what` is a condition or a measure, `why` a sentence.
 LEFT_OUT = ("study", "what", "n", "why")
 
@@ -290,6 +297,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "compare": COMPARE,
     "item_compare": ITEM_COMPARE,
     "item_pairs": ITEM_PAIRS,
+    "calibrate": CALIBRATE,
     "left_out": LEFT_OUT,
     "rollouts": ROLLOUTS,
     "rollout_extractions": EXTRACTIONS,
