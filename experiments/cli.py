@@ -82,7 +82,12 @@ def parser(study: Study) -> argparse.ArgumentParser:
     for option in study.options:
         if option.positional:
             made.add_argument(
-                option.key, metavar=option.name.upper(), nargs="+", type=option.type, help=option.help
+                option.key,
+                metavar=option.name.upper(),
+                nargs="+" if option.default is None else "*",
+                type=option.type,
+                default=option.default,
+                help=option.help,
             )
             continue
         made.add_argument(

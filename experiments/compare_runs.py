@@ -1,7 +1,12 @@
-"""`backfire compare`: the summaries of finished runs beside a published table, line by line.
+"""`backfire compare`: finished runs beside published numbers, and rollouts of several runs beside each other.
 
-RUN/summary.csv … and the paper's csv → compare.csv: every line of the paper's for each model, ours beside it, the
-difference, whether the intervals overlap and whether the signs agree. Reads tables only; no model is loaded.
+    RUN… --paper FILE             RUN/summary.csv … and a published summary → compare.csv: every line of the paper's for
+                                  each model, ours beside it, the difference, whether the intervals overlap and whether
+                                  the signs agree
+    --items RUN --published FILE  the scores of single items: see `experiments.compare_items`
+    RUN… of `rollout`             a change by how many heads it is made to: see `experiments.compare_doses`
+
+Reads rows and tables only; no model is loaded.
 """
 
 from __future__ import annotations
@@ -12,24 +17,40 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.compare_doses import compare_doses, is_rollout
+from experiments.compare_items import compare_items
 from experiments.durable import replace
-from experiments.options import Option, Report, Study
+from experiments.options import Option, Report, Study, positive_number
 from experiments.records import read_frame
 from experiments.tables import frame_text, interval_text
 from mech.errors import InputError
 from probes.compare import compare, disagreements, only_ours
 from probes.summaries import check_summary
 
-RUNS = Option("run", str, None, "run folders; each has a summary.csv", positional=True)
+RUNS = Option("run", str, (), "run folders with a summary.csv, or folders of rollout", positional=True)
 PAPER = Option("paper", Path, None, "the published summary: model, env, measure, mean, ci_lo, ci_hi, n, …")
 NAMES = Option("names", str, "", "OURS=PAPERS,…: other names than ours without an ending -q4")
+ITEM_RUN = Option("items", Path, None, "compare single items: the run folder whose scores.jsonl is compared")
+PUBLISHED = Option("published", Path, None, "with --items: published scores or measures, csv or JSON lines")
+WITHIN = Option(
+    *("within", positive_number, None, "with --items: exit 1 if a difference is larger than this many nats"),
+    presentation=True,
+)
 FILE = Option(
-    "out", Path, None, "csv file to write; without it, compare.csv in the first run", presentation=True
+    *("out", Path, None, "csv file to write; by default one in the first run named for what is compared"),
+    presentation=True,
 )
 
 
 def run(args: argparse.Namespace) -> Report:
     """Read the tables, write the comparison, and say how much agrees."""
+    _refuse_mixture(args)
+    if args.items is not None:
+        return compare_items(args.items, args.published, parse_names(args.names), args.within, args.out)
+    if not args.run:
+        raise InputError("Name run folders, or one with --items: backfire compare RUN … --paper FILE.")
+    if args.paper is None and all(is_rollout(Path(one)) for one in args.run):
+        return compare_doses([Path(one) for one in dict.fromkeys(args.run)], args.out)
     if args.paper is None:
         raise InputError("Name the published table with --paper FILE.")
     runs = list(dict.fromkeys(args.run))
@@ -49,6 +70,16 @@ def run(args: argparse.Namespace) -> Report:
         parts.append(f"other sign although the paper's interval excludes zero:\n{named}")
     parts += [agreement(table, len(only_ours(ours, paper, names))), f"written to {target}"]
     return Report("\n\n".join(parts))
+
+
+def _refuse_mixture(args: argparse.Namespace) -> None:
+    """Raise for options that do not belong together."""
+    if args.items is not None and (args.run or args.paper is not None):
+        raise InputError("--items compares one run with --published FILE: leave out other runs and --paper.")
+    if args.items is not None and args.published is None:
+        raise InputError("Name the published scores with --published FILE.")
+    if args.items is None and (args.published is not None or args.within is not None):
+        raise InputError("--published and --within belong to --items RUN.")
 
 
 def read_summary(path: Path) -> pd.DataFrame:
@@ -125,8 +156,8 @@ def _or_dash(value: Any, words: dict[bool, str] | None = None) -> str:
 
 STUDY = Study(
     "compare",
-    "put the summaries of finished runs beside a published table, line by line",
+    "put finished runs beside published numbers: summaries, or the scores of single items",
     "backfire compare runs/core runs/extended --paper paper_summary.csv",
-    (RUNS, PAPER, NAMES, FILE),
+    (RUNS, PAPER, NAMES, ITEM_RUN, PUBLISHED, WITHIN, FILE),
     run,
 )

@@ -20,8 +20,8 @@ from mech.errors import InputError
 class Option:
     """One flag: `--name`, its type, default and help; `choices` where only some values make sense.
 
-    A `positional` one is no flag: one or more words without a name in front, parsed as a list. `alone`: the value of a
-    flag that no word follows (None: a word must).
+    A `positional` one is no flag: words without a name in front, parsed as a list; one at least, if it has no default.
+    `alone`: the value of a flag that no word follows (None: a word must).
     """
 
     name: str

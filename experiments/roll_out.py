@@ -1,8 +1,8 @@
 """`backfire rollout`: an agent acts in an environment under every harness and change, and every step is kept.
 
 harness × change × task × sample → steps.jsonl → rollouts.csv (one row each) → rollout_rates.csv, survival.csv,
-rollout_contrasts.csv (paired, to the first arm), rollout_factorial.csv; and rollout_extractions.csv: what was done to
-replies to get their actions
+rollout_contrasts.csv (paired, to the first arm), rollout_controls.csv (chosen heads among random ones),
+rollout_factorial.csv; and rollout_extractions.csv: what was done to replies to get their actions
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from mech.engine import Engine
 from mech.errors import InputError
 from probes.rollout_measures import per_rollout
 from probes.rollout_survival import survival
-from probes.rollout_tables import contrasts, extractions, factorial, rates
+from probes.rollout_tables import contrasts, controls, extractions, factorial, rates
 from probes.stats import RngFactory
 
 HARNESS = Option("harness", str, "all", "all, paper (its six), or a list such as verbatim,drop+ban")
@@ -130,9 +130,12 @@ def derive(
     }
     if rollouts["arm"].nunique() > 1:
         tables["rollout_contrasts"] = contrasts(rollouts, rng_for, baseline)
-    crossed = factorial(rollouts, rng_for)
-    if len(crossed):
-        tables["rollout_factorial"] = crossed
+    for name, found in (
+        ("rollout_factorial", factorial(rollouts, rng_for)),
+        ("rollout_controls", controls(rollouts)),
+    ):
+        if len(found):
+            tables[name] = found
     for name, table in tables.items():
         folder.write_table(name, table)
     return tables

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from experiments.tables import frame_text, interval_text
-from probes.families import family_lines
+from experiments.tables import frame_text
+from probes.rollout_tables import is_random
 
 SHOWN = {
     "parseable_share": "readable",
@@ -31,6 +31,8 @@ SHOWN = {
 """Measure → heading; means over rollouts. exact, canonical and near are shares of failed steps."""
 FLOOR = 0.5
 COMPARED = ("parseable_share", "solved", "repeat_per_chance", "again_share", "stuck")
+MANY = 3
+"""From so many random sets on, they are shown as one row instead of one each."""
 
 
 def rollout_text(tables: Mapping[str, pd.DataFrame]) -> str:
@@ -38,10 +40,16 @@ def rollout_text(tables: Mapping[str, pd.DataFrame]) -> str:
     rates = tables["rollout_rates"]
     order = list(dict.fromkeys(rates["arm"]))
     wide = rates.pivot(index="arm", columns="metric", values="mean").loc[order, list(SHOWN)]
-    shown = wide.rename(columns=SHOWN).reset_index()
-    lines = [f"means over {int(rates['n'].max())} rollouts an arm", frame_text(shown, 2)]
+    chances = rates[rates["metric"] == "stuck"].set_index("arm")["n_chance"].loc[order]
+    shown = _draws_as_one(wide.rename(columns=SHOWN).assign(**{"with a chance": chances}))
+    lines = [
+        f"means over {int(rates['n'].max())} rollouts an arm; with a chance: those with a step after a failure",
+        frame_text(shown.reset_index(), 2),
+    ]
     if "rollout_contrasts" in tables:
-        lines += ["", _contrast_text(tables["rollout_contrasts"])]
+        lines += ["", contrast_text(tables["rollout_contrasts"])]
+    if "rollout_controls" in tables:
+        lines += ["", _control_text(tables["rollout_controls"])]
     low = wide.index[wide["parseable_share"] < FLOOR].tolist()
     if low:
         lines.append(
@@ -55,19 +63,76 @@ def rollout_text(tables: Mapping[str, pd.DataFrame]) -> str:
     return "\n".join(lines)
 
 
-def _contrast_text(contrasts: pd.DataFrame) -> str:
-    """Paired differences to the first arm with their intervals; a star where Holm's p is below 0.05."""
-    chosen = contrasts[contrasts["metric"].isin(COMPARED)]
-    cells = chosen.assign(
-        cell=[
-            f"{row.difference:+.2f} {interval_text(row.ci_lo, row.ci_hi, digits=2, sign='+')}"
-            f"{'*' if row.p_holm < 0.05 else ' '}"
-            for row in chosen.itertuples()
-        ]
+def _draws_as_one(wide: pd.DataFrame) -> pd.DataFrame:
+    """Arms of random sets that differ in the draw alone as one row of means, where they are many."""
+    draws = pd.Series(
+        [name.rstrip("0123456789") if is_random(name) else "" for name in wide.index], wide.index
     )
-    order = list(dict.fromkeys(cells["arm"]))
-    wide = cells.pivot(index="arm", columns="metric", values="cell").loc[order, list(COMPARED)]
-    shown = wide.rename(columns=SHOWN).reset_index()
-    baseline = chosen["baseline"].iloc[0]
-    head = f"paired differences to {baseline} (*: p < 0.05, Holm's correction over the arms of a measure)"
-    return "\n".join([head, frame_text(shown), *family_lines(chosen, "rollout contrasts")])
+    for name, members in draws[draws != ""].groupby(draws, sort=False):
+        if len(members) >= MANY:
+            mean = wide.loc[members.index].mean().rename(f"{name} ({len(members)} sets)")
+            wide = pd.concat([wide.drop(index=members.index), mean.to_frame().T])
+    return wide.rename_axis("arm")
+
+
+def contrast_text(contrasts: pd.DataFrame) -> str:
+    """A block a measure: each arm's mean, paired difference to the first arm, and exact test."""
+    chosen = contrasts[contrasts["metric"].isin(COMPARED)]
+    n_random = chosen["arm"].map(is_random).groupby(chosen["metric"]).sum().max()
+    if n_random >= MANY:
+        chosen = chosen[~chosen["arm"].map(is_random)]
+    blocks = [
+        f"paired differences to {contrasts['baseline'].iloc[0]} on the same tasks and samples; p: exact sign flips "
+        "over the tasks that differ (-: too few to reach .05), Holm over the arms of a measure"
+    ]
+    for metric in COMPARED:
+        rows = chosen[chosen["metric"] == metric]
+        shown = [
+            {
+                SHOWN[metric]: row.arm,
+                "first arm": f"{row.baseline_mean:.2f}",
+                "this": f"{row.arm_mean:.2f}",
+                "difference": difference_text(row.difference, row.ci_lo, row.ci_hi),
+                "tasks that differ": f"{row.n_changed} of {row.n_clusters}",
+                "pairs (with a chance)": f"{row.n} ({row.n_chance})",
+                "p": p_text(row.p),
+                "Holm": f"{p_text(row.p_holm)} of {row.family_size}" if row.family_size else "-",
+            }
+            for row in rows.itertuples()
+        ]
+        if shown:
+            blocks.append(frame_text(pd.DataFrame(shown)))
+    return "\n".join(blocks)
+
+
+def _control_text(controls: pd.DataFrame) -> str:
+    """A line a measure and arm: what the chosen heads change beside what random ones do."""
+    rows = controls[controls["metric"].isin(COMPARED)]
+    shown = pd.DataFrame(
+        {
+            "measure": row.metric,
+            "arm": row.arm,
+            "difference": f"{row.difference:+.2f}",
+            "random sets": f"{row.control_mean:+.2f} from {row.control_lo:+.2f} to {row.control_hi:+.2f}",
+            "as far": f"{row.n_as_far} of {row.n_controls}",
+            "rollouts": row.n,
+            "p": p_text(row.p),
+        }
+        for row in rows.itertuples()
+    )
+    return (
+        "chosen heads among random sets of as many heads of the same layers, differences to the same harness "
+        f"(p: share of sets that change as much, -: too few sets)\n{frame_text(shown)}"
+    )
+
+
+def difference_text(difference: float, lo: float, hi: float) -> str:
+    """`+0.25 [+0.10, +0.40]`; without brackets where there is no interval."""
+    if pd.isna(difference):
+        return "-"
+    return f"{difference:+.2f}" if pd.isna(lo) or pd.isna(hi) else f"{difference:+.2f} [{lo:+.2f}, {hi:+.2f}]"
+
+
+def p_text(p: float) -> str:
+    """`0.031`, `<0.001`, or `-` where there is none."""
+    return "-" if pd.isna(p) else "<0.001" if p < 0.001 else f"{p:.3f}"

@@ -89,6 +89,19 @@ COMPARE = (
     *("paper", "paper_lo", "paper_hi", "paper_n"),
     *("difference", "overlap", "same_sign", "paper_excludes_zero"),
 )
+# Of a condition and candidate (kind score) or a measure, over items that both sides have; …_abs: |ours − published| in
+# `unit`; same_…: share of equal counts.
+ITEM_COMPARE = (
+    *("model", "env", "kind", "condition", "candidate", "measure", "unit"),
+    *("n", "n_only_ours", "n_only_published", "median_abs", "max_abs", "median_abs_per_token"),
+    *("max_abs_per_token", "item_of_max", "same_n_tokens", "same_ctx_tokens", "pearson", "spearman"),
+)
+# found_in: both, ours or published.
+ITEM_PAIRS = (
+    *("model", "env", "kind", "item_id", "condition", "candidate", "measure", "unit", "found_in"),
+    *("ours", "published", "difference", "per_token", "n_tokens", "n_tokens_published"),
+    *("ctx_tokens", "ctx_tokens_published"),
+)
 # share of L(to) - L(from) that cutting the heads' attention to the sources removes; p: of a selected set among its
 # random ones; p_holm, family_size: `probes.families`.
 KNOCKOUT = (
@@ -273,16 +286,32 @@ ROLLOUTS = (
 )
 # How often each edit of extraction was made; n_steps: free steps of the arm. "not recorded": steps of older versions.
 EXTRACTIONS = ("model", "env", "arm", "harness", "change", "edit", "n", "n_steps", "share")
-# n: rollouts in which the metric is defined; n_undefined: the others.
-RATES = ("model", "env", "arm", "harness", "change", "metric", *_INTERVAL, "n_undefined")
-# Paired by task and sample. n_unpaired: rollouts without a partner; Holm's family: one metric's.
-_PAIRED = ("ci_lo", "ci_hi", "n", "n_clusters", "n_undefined", "n_unpaired", "p", "p_holm", "family_size")
-CONTRASTS = ("model", "env", "metric", "arm", "baseline", "difference", *_PAIRED)
+# n: rollouts in which the metric is defined; n_undefined: the others; n_chance: of n, those with a chance to repeat.
+RATES = ("model", "env", "arm", "harness", "change", "metric", *_INTERVAL, "n_undefined", "n_chance")
+# Paired by task and sample. n_changed: tasks on which the arms differ; n_chance: pairs in which all arms had a chance
+# to repeat; n_unpaired: rollouts without a partner; family_size: tests in Holm's family (one metric's).
+_PAIRED = (
+    *("ci_lo", "ci_hi", "n", "n_clusters", "n_changed", "n_chance", "n_undefined", "n_unpaired"),
+    *("p", "p_holm", "family_size"),
+)
+CONTRASTS = (
+    *("model", "env", "metric", "arm", "baseline", "baseline_mean", "arm_mean", "difference"),
+    *_PAIRED,
+)
 # by_change: H/X − H; by_ban: H+ban − H; by_both: H+ban/X − H; interaction, with the interval: both − change − ban.
 FACTORIAL = (
     *("model", "env", "metric", "harness", "change", "by_change", "by_ban", "by_both", "interaction"),
     *_PAIRED,
 )
+# A chosen set's difference among those of random sets, on the same rollouts: control_lo and control_hi their extremes,
+# n_as_far the sets that change at least as much.
+ROLLOUT_CONTROLS = (
+    *("model", "env", "metric", "arm", "baseline", "difference"),
+    *("n_controls", "control_mean", "control_lo", "control_hi", "n_as_far", "n", "n_clusters", "n_undefined"),
+    *("p", "p_holm", "family_size"),
+)
+# k: heads that a change is made to (all of them for hide-all); the rest as in CONTRASTS, one row a dose.
+ROLLOUT_DOSES = ("model", "env", "metric", "harness", "change", "k", *CONTRASTS[3:])
 # t: free steps since the first failure; survival: Kaplan-Meier, of "no canonical repeat yet".
 SURVIVAL = (
     *("model", "env", "arm", "harness", "change", "t", "at_risk", "events", "censored", "survival"),
@@ -356,6 +385,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "scaling": SCALING,
     "scaling_fit": SCALING_FIT,
     "compare": COMPARE,
+    "item_compare": ITEM_COMPARE,
+    "item_pairs": ITEM_PAIRS,
     "calibrate": CALIBRATE,
     "left_out": LEFT_OUT,
     "rollouts": ROLLOUTS,
@@ -363,6 +394,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "rollout_rates": RATES,
     "rollout_contrasts": CONTRASTS,
     "rollout_factorial": FACTORIAL,
+    "rollout_controls": ROLLOUT_CONTROLS,
+    "rollout_doses": ROLLOUT_DOSES,
     "survival": SURVIVAL,
     "predict": PREDICT,
     "calibration": CALIBRATION,

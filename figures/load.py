@@ -73,6 +73,10 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "scaling.csv": ("model", "n_parameters", "env", "measure", "mean", "ci_lo", "ci_hi", "n"),
     "rollout_rates.csv": ("model", "env", "arm", "metric", "mean", "ci_lo", "ci_hi", "n"),
     "survival.csv": ("model", "env", "arm", "t", "at_risk", "events", "survival", "ci_lo", "ci_hi"),
+    "item_pairs.csv": (
+        *("kind", "item_id", "condition", "candidate", "measure", "unit", "found_in"),
+        *("ours", "published", "difference"),
+    ),
     "predict.csv": ("model", "env", "arm", "predictor", "auc", "ci_lo", "ci_hi", "n"),
     "calibration.csv": (
         *("model", "env", "arm", "predictor", "predicted", "observed", "ci_lo", "ci_hi", "n"),
@@ -87,6 +91,7 @@ _TEXT = {
     *("group", "note", "site", "control", "quantity", "score", "statistic", "method", "controls"),
     *("criterion", "test_set", "at", "from", "to", "role", "how", "arm", "metric", "predictor"),
     *("equivalent", "uses_task_data", "reached", "selected"),  # true, false or empty
+    *("candidate", "unit", "found_in"),
 }
 _NAMES = {  # of these, the ones that tell rows apart: never empty
     *("model", "env", "measure", "item_id", "direction", "set", "kind", "condition", "axis", "site"),

@@ -15,6 +15,7 @@ from figures.circuit import draw_circuit
 from figures.direct_total import draw_direct_total
 from figures.dose_curve import draw_dose_curve
 from figures.head_map import draw_head_effects, draw_head_scores
+from figures.item_compare import draw_item_compare
 from figures.layer_profile import draw_layer_profile
 from figures.load import FigureError, Heads, MissingTable, read_heads, selected_heads
 from figures.manipulations import draw_manipulations
@@ -79,6 +80,7 @@ def write_all(
         "rollouts": lambda: draw_rollouts(run),
         "survival": lambda: draw_survival(run),
         "calibration": lambda: draw_calibration(run),
+        "item_compare": lambda: draw_item_compare(run),
     }
     written: list[Path] = []
     for name, draw in drawings.items():

@@ -57,6 +57,11 @@ def _where(column: str, *values: object) -> Callable[[pd.DataFrame], pd.Series]:
     return lambda table: table[column].isin(values)
 
 
+def _not_random(column: str) -> Callable[[pd.DataFrame], pd.Series]:
+    """Arms of chosen heads: random draws are what these are compared with, not claims of their own."""
+    return lambda table: ~table[column].astype(str).str.contains("-random")
+
+
 def _held_out(table: pd.DataFrame) -> pd.Series:
     return table["test_set"] != "training"
 
@@ -87,8 +92,12 @@ FAMILIES: dict[str, Family] = {
         Family("direct", "direct", "the mean direct effect of the part is 0", ("direction", "kind")),
         Family("suppressors", "suppressors", "the mean effect of the head is 0", ("direction",)),
         Family("placebos", "placebos", "the placebo's share is 0"),
-        Family("rollout contrasts", "rollout_contrasts", _NO_CHANGE, ("model", "env")),
-        Family("rollout factorial", "rollout_factorial", "the mean interaction is 0", ("model", "env")),
+        Family("rollout contrasts", "rollout_contrasts", _NO_CHANGE, ("model", "env"), _not_random("arm")),
+        Family("rollout controls", "rollout_controls", _BY_CHANCE, ("model", "env")),
+        Family(
+            *("rollout factorial", "rollout_factorial", "the mean interaction is 0", ("model", "env")),
+            _not_random("change"),
+        ),
     )
 }
 """Name → family. `metric` of a rollout table is the measure, so each measure has a family of its own there too."""

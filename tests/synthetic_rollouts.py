@@ -50,7 +50,7 @@ def _rates(again: float, rng: np.random.Generator) -> list[tuple[object, ...]]:
         value = float(np.clip(mean + rng.normal(0, 0.03), 0, 1)) if metric != "n_steps" else mean
         n = 17 if "repeat" in metric else N_TASKS
         low, high = max(0.0, value - 0.11), min(1.0, value + 0.12)
-        rows.append((metric, value, low, high, n, n, N_TASKS - n))
+        rows.append((metric, value, low, high, n, n, N_TASKS - n, 17))
     return rows
 
 

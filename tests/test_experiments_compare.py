@@ -119,9 +119,9 @@ def test_a_model_may_be_given_the_papers_name(ask: Callable[..., Said], tmp_path
 def test_no_run_or_no_table_is_said(ask: Callable[..., Said]) -> None:
     ask("core").sentence("--paper FILE")
     said = ask("--paper", "paper.csv")
-    assert said.code == 2 and "required: RUN" in said.err[-1]
+    assert said.code == 2 and "Name run folders" in said.err[-1]
     said = ask("--help")
-    assert said.code == 0 and "RUN [RUN ...]" in " ".join(said.out)
+    assert said.code == 0 and "[RUN ...]" in " ".join(said.out)
 
 
 @pytest.mark.parametrize(

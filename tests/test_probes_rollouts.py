@@ -14,8 +14,8 @@ from mech.errors import InputError
 from probes import rollout_measures, rollout_survival, rollout_tables
 from probes.rollout_measures import per_rollout, per_step
 from probes.rollout_survival import survival
-from probes.rollout_tables import contrasts, extractions, factorial, metrics, rates
-from probes.stats import cluster_bootstrap, holm
+from probes.rollout_tables import contrasts, controls, extractions, factorial, is_draw_of, metrics, rates
+from probes.stats import holm
 from tests.step_cases import rng, rollout, together
 
 DETECTORS = ("same_action_error_3", "same_observation_4", "alternating_6")
@@ -34,6 +34,8 @@ def test_the_columns_are_the_schemas() -> None:
     assert schema.TABLES["rollout_rates"] == rollout_tables.RATES == tuple(rates(table, rng).columns)
     found = tuple(contrasts(table, rng).columns)
     assert schema.TABLES["rollout_contrasts"] == rollout_tables.CONTRASTS == found
+    found = tuple(controls(table).columns)
+    assert schema.TABLES["rollout_controls"] == rollout_tables.CONTROLS == found
     found = tuple(factorial(table, rng).columns)
     assert schema.TABLES["rollout_factorial"] == rollout_tables.FACTORIAL == found
     found = tuple(survival(rollout("aA"), rng).columns)
@@ -212,13 +214,10 @@ def test_rates_are_means_over_rollouts_with_tasks_as_clusters() -> None:
     solved = table.loc["solved"]
     assert (solved["mean"], solved["n"], solved["n_clusters"], solved["n_undefined"]) == (4 / 6, 6, 3, 0)
     repeats = table.loc["canonical_repeat_rate"]
-    known = [2 / 3, 0, 0, 1 / 3]
-    assert repeats["mean"] == pytest.approx(np.mean(known))
+    assert repeats["mean"] == pytest.approx(np.mean([2 / 3, 0, 0, 1 / 3]))
     assert (repeats["n"], repeats["n_clusters"], repeats["n_undefined"]) == (4, 3, 2)
-    slow = cluster_bootstrap(
-        known, ["t0", "t0", "t1", "t2"], rng("rollouts/rate/m/e/verbatim/canonical_repeat_rate"), 500
-    )
-    np.testing.assert_array_equal([repeats["ci_lo"], repeats["ci_hi"]], [slow.lo, slow.hi])
+    assert (solved["n_chance"], repeats["n_chance"]) == (4, 4)  # "A" twice has no failure, so no chance
+    assert np.isnan(repeats["ci_lo"]) and np.isnan(repeats["ci_hi"])  # three tasks: no interval
     alone = (
         rates(per_rollout(rollout("A", end="solved")), rng).set_index("metric").loc["canonical_repeat_rate"]
     )
@@ -244,12 +243,10 @@ def test_a_contrast_pairs_the_same_task_and_the_same_sample() -> None:
     assert found["difference"] == pytest.approx(np.mean(differences))
     counts = [found[name] for name in ("n", "n_clusters", "n_undefined", "n_unpaired")]
     assert counts == [3, 2, 1, 2]
-    slow = cluster_bootstrap(
-        differences, ["t1", "t1", "t2"], rng("rollouts/contrast/m/e/drop/canonical_repeat_rate"), 500
-    )
-    assert np.isnan(
-        [found["ci_lo"], found["ci_hi"], found["p"], slow.lo, slow.p]
-    ).all()  # of two tasks: nothing
+    assert found["baseline_mean"] == pytest.approx(np.mean([3 / 4, 0, 1 / 3]))
+    assert found["arm_mean"] == pytest.approx(np.mean([2 / 4, 2 / 4, 2 / 3]))
+    assert found["n_changed"] == 2 and found["n_chance"] == 3
+    assert found[["ci_lo", "ci_hi", "p", "p_holm"]].isna().all() and found["family_size"] == 0  # two tasks
     assert table.loc["solved", "difference"] == -1 / 4 and table.loc["solved", "n"] == 4
     assert set(table["arm"]) == {"drop"} and set(table["baseline"]) == {"verbatim"}
     turned = contrasts(per_rollout(steps), rng, baseline="drop", n_draws=500).set_index("metric")
@@ -285,6 +282,65 @@ def test_holm_is_over_the_arms_of_one_measure_and_says_how_many_they_are() -> No
     assert set(table.loc[table["metric"] == "solved", "family_size"]) == {3}
 
 
+@pytest.mark.parametrize(("loops", "p"), [(6, 2 / 2**6), (5, None), (11, 2 / 2**11)])
+def test_loops_of_one_arm_against_none_of_the_other_are_mcnemars_exact_test(
+    loops: int, p: float | None
+) -> None:
+    # Of 24 tasks the first arm loops in so many, the other in none: only tasks that differ tell of a sign.
+    steps = _many(
+        {(arm, f"t{task:02}", 0): "aaa" if arm == "verbatim" and task < loops else "abc"
+         for arm in ("verbatim", "verbatim/hide") for task in range(24)}
+    )  # fmt: skip
+    found = contrasts(per_rollout(steps), rng, n_draws=200).set_index("metric").loc["stuck"]
+    assert (found["baseline_mean"], found["arm_mean"]) == (loops / 24, 0)
+    assert (found["n"], found["n_clusters"], found["n_changed"]) == (24, 24, loops)
+    if p is None:
+        assert np.isnan(found["p"]) and found["family_size"] == 0
+    else:
+        assert found["p"] == pytest.approx(p) == found["p_holm"] and found["family_size"] == 1
+
+
+def _with_controls(n_controls: int, repeating: int) -> pd.DataFrame:
+    """12 tasks: verbatim loops in all, hide in none, `repeating` of the random arms in none, the others in all."""
+    arms = {"verbatim": "aaa", "verbatim/hide": "abc"}
+    for draw in range(n_controls):
+        arms[f"verbatim/hide-random{draw}"] = "abc" if draw < repeating else "aaa"
+    return per_rollout(
+        _many({(arm, f"t{task}", 0): said for arm, said in arms.items() for task in range(12)})
+    )
+
+
+def test_chosen_heads_stand_among_random_sets_on_the_same_rollouts() -> None:
+    found = controls(_with_controls(20, 1)).set_index("metric").loc["stuck"]
+    assert (found["arm"], found["baseline"], found["difference"]) == ("verbatim/hide", "verbatim", -1)
+    assert (found["n_controls"], found["control_mean"]) == (20, -1 / 20)
+    assert (found["control_lo"], found["control_hi"], found["n_as_far"]) == (-1, 0, 1)
+    assert found["p"] == pytest.approx(2 / 21) and found["n"] == 12
+    few = controls(_with_controls(18, 0)).set_index("metric").loc["stuck"]
+    assert np.isnan(few["p"]) and few["family_size"] == 0  # 1 / 19 is above .05
+    assert controls(_with_controls(19, 0)).set_index("metric").loc["stuck", "p"] == pytest.approx(1 / 20)
+    same = controls(_with_controls(20, 0)).set_index("metric").loc["solved"]
+    assert same["difference"] == 0 and np.isnan(same["p"])  # nothing changed: nothing to test
+
+
+def test_a_rollout_that_one_control_leaves_undefined_is_compared_in_none() -> None:
+    rollouts = _with_controls(3, 0)
+    gone = (rollouts["arm"] == "verbatim/hide-random1") & (rollouts["task_id"] == "t3")
+    rollouts.loc[gone, "repeat_per_chance"] = math.nan
+    found = controls(rollouts).set_index("metric").loc["repeat_per_chance"]
+    assert (found["n"], found["n_undefined"]) == (11, 1)
+
+
+def test_arms_of_random_heads_are_compared_and_are_no_members_of_the_family() -> None:
+    table = contrasts(_with_controls(3, 0), rng, n_draws=200)
+    rows = table[table["metric"] == "stuck"].set_index("arm")
+    assert rows.loc["verbatim/hide", "family_size"] == 1 and rows.loc["verbatim/hide", "p"] == 2 / 2**12
+    assert rows.loc["verbatim/hide-random0", "family_size"] == 0
+    assert is_draw_of("hide-random3", "hide") and is_draw_of("ablate-random0", "ablate")
+    assert not is_draw_of("hide-random3", "ablate") and not is_draw_of("hide", "hide")
+    assert not is_draw_of("hide-all", "hide")
+
+
 SQUARE = ("verbatim", "verbatim/ablate", "verbatim+ban", "verbatim+ban/ablate")
 
 
@@ -314,7 +370,7 @@ def test_holm_in_the_factorial_is_over_harnesses_and_changes_of_one_measure() ->
                  for ban in ("", "+ban") for change in ("", "/ablate", "/hide"))  # fmt: skip
     table = factorial(per_rollout(_studied(arms, n_tasks=8)), rng, n_draws=200)
     solved = table[table["metric"] == "solved"]
-    assert len(solved) == 4 and set(solved["family"]) == {4}
+    assert len(solved) == 4 and set(solved["family_size"]) == {int(solved["p"].notna().sum())}
     np.testing.assert_array_equal(solved["p_holm"], holm(solved["p"]))
 
 
