@@ -38,7 +38,13 @@ from probes.items import Item, item_line, load_items
 from probes.scoring import asks
 
 METHODS = ("mean", "zero", "resample", "scale")
-ABLATE = Option("ablate", str, "none", "heads to take out: none, top:16, names, a head list, not:…, random:…")
+ABLATE = Option(
+    "ablate",
+    str,
+    "none",
+    "an ablation beside the whole model, repeatable: top:16, names, a head list, not:…, random:16; then @how=… @where=…",
+    repeatable=True,
+)
 HOW = Option("how", str, "mean", "what takes the place of their z", METHODS)
 WHERE = Option("where", str, "all", "at all positions, or at those that predict a×", ("all", "candidate"))
 ALPHA = Option("alpha", float, 0.5, "with --how scale: the factor on z")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from experiments.ablating import ABLATING, ablation
+from experiments.ablating import ABLATING
+from experiments.arms import ablation_arms, parse_arms
 from experiments.left_out import (
     LeftOut,
     conditions_of,
@@ -24,6 +25,7 @@ from experiments.session import about_items, open_run, open_session
 from experiments.tables import frame_text, meter_text
 from probes.conditions import CONDITIONS, parse_conditions
 from probes.items import Item
+from probes.layout import UNABLATED
 from probes.scoring import DISTRACTORS_IN
 
 CONDITIONS_ALL = Option("conditions", str, "all", "all, or a list; pre and fail are always among them")
@@ -32,8 +34,9 @@ CONDITIONS_ALL = Option("conditions", str, "all", "all, or a list; pre and fail 
 def run(args: argparse.Namespace) -> Report:
     """Score what is missing, derive the tables, print every manipulation's paired change."""
     asked = {*parse_conditions(args.conditions), "pre", "fail"}
+    parse_arms(args)  # a mistake there costs nothing
     session = open_session(args)
-    change = ablation(session, args)
+    arms = ablation_arms(session, args)
     names = [name for name in CONDITIONS if name in asked]
     items = session.items
     session = noted(session, [*of_steps(items, names), *of_conditions(items, names), *of_candidates(items)])
@@ -43,17 +46,18 @@ def run(args: argparse.Namespace) -> Report:
         possible = conditions_of(item, names)
         return [name for name in possible if name != "fail_early" or early[item.item_id]]
 
-    about = {**about_items(session), **change.about}
-    with open_run(STUDY, args, session.model, about, change.derived) as folder:
-        score_all(folder, session, names_of, DISTRACTORS_IN, args.quiet, change.intervention)
-        tables = derive(folder, session, args.delta)
+    about = {**about_items(session), **arms.about}
+    with open_run(STUDY, args, session.model, about, arms.derived) as folder:
+        score_all(folder, session, names_of, DISTRACTORS_IN, args.quiet, arms.arms)
+        tables = derive(folder, session, args.delta, arms.labels)
         notes = write_left_out(folder, session)
         meter = session.engine.meter
         folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
     shown = tables.manipulations.drop(columns=["model", "n_clusters", "p"])
     lines = ["change of log p(a×) against the standard record, nats per action, and G of the same items"]
-    for env, group in shown.groupby("env", sort=True):
-        lines += ["", f"== {env}", frame_text(group.drop(columns="env").sort_values("delta"))]
+    for (env, label), group in shown.groupby(["env", "ablation"], sort=False):
+        about = "" if label == UNABLATED else f", ablation {label}"
+        lines += ["", f"== {env}{about}", frame_text(group.drop(columns=["env", "ablation"]).sort_values("delta"))]
     lines += ["", *notes]
     lines += [meter_text(meter.ran, meter.saved), f"written to {args.out}"]
     return Report("\n".join(lines))

@@ -1,7 +1,8 @@
 """The columns of a run folder's rows and tables, written down once; a table may add columns after these.
 
 Lengths are in tokens, log-probabilities and their differences in nats per action, shares between 0 and 1,
-`ci_lo`, `ci_hi` (and `…_lo`, `…_hi`) the ends of a 95 % interval, `n` items, `n_clusters` tasks.
+`ci_lo`, `ci_hi` (and `…_lo`, `…_hi`) the ends of a 95 % interval, `n` items, `n_clusters` tasks. Tables of a probe
+end with `ablation`, the label of the ablation arm ("none": the whole model).
 """
 
 from __future__ import annotations
@@ -63,6 +64,13 @@ MANIPULATIONS = (
 # axis: position (level: decile 0 to 9 of the token's place in a×) or part (level: before, error, after);
 # mean: nats per item, summed over the tokens of that level.
 PROFILES = ("model", "env", "measure", "axis", "level", *_INTERVAL)
+# An ablation arm against the whole model (against: none) or an earlier arm, paired; removed: share of mean_against.
+# family: "ablation arms" or "arms against arms", of one model, environment and measure.
+ARMS = (
+    *("model", "env", "measure", "ablation", "against", "mean", "mean_against"),
+    *("difference", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm", "family", "family_size"),
+    *("removed", "removed_lo", "removed_hi"),
+)
 LENGTH_MATCH = ("model", "env", "condition", "n", "mean_mismatch", "max_abs_mismatch", "share_exact")
 SCALING = ("model", "n_parameters", "env", "measure", *_INTERVAL)
 # G on log10(parameters): slope in nats per decade; loo: range of the crossing when one model is left out.
@@ -252,6 +260,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "decomposition": DECOMPOSITION,
     "equivalence": EQUIVALENCE,
     "manipulations": MANIPULATIONS,
+    "arms": ARMS,
     "profiles": PROFILES,
     "length_match": LENGTH_MATCH,
     "scaling": SCALING,

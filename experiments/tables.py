@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
+from probes.layout import UNABLATED
+
+ARM_MEASURES = (
+    *("G", "copy", "sem", "margin_shift", "p_repeat_pre", "p_repeat_fail", "greedy_repeat_fail", "G_abstract"),
+)
+"""What is printed of an arm; arms.csv has every measure."""
 NAMES = {
     "G": "corrective gain G",
     "copy": "Δcopy",
@@ -24,6 +32,40 @@ def summary_text(summary: pd.DataFrame) -> str:
             f"{name:<28}{row.mean:>9.3f}   [{row.ci_lo:>8.3f}, {row.ci_hi:>8.3f}]  {row.n} ({row.n_clusters})"
         )
     return "\n".join(lines)
+
+
+def arms_text(arms: pd.DataFrame, measures: Sequence[str] = ARM_MEASURES) -> list[str]:
+    """Lines on each ablation arm against the whole model: the paired difference, its test, and the share removed."""
+    shown = arms[(arms["against"] == UNABLATED) & arms["measure"].isin(measures)]
+    lines: list[str] = []
+    for (env, label), group in shown.groupby(["env", "ablation"], sort=False):
+        lines += [
+            "",
+            f"ablation {label} against the whole model, {env} (p after Holm over {_sizes(group)} arms)",
+            f"{'measure':<28}{'whole':>9}{'ablated':>9}{'difference':>12}   95 % interval        p_holm   share removed",
+        ]
+        ordered = group.set_index("measure").reindex([name for name in measures if name in set(group["measure"])])
+        for name, row in ordered.iterrows():
+            share = "" if pd.isna(row["removed"]) else f"{row['removed']:.2f}"
+            if share and not pd.isna(row["removed_lo"]):
+                share += f" [{row['removed_lo']:.2f}, {row['removed_hi']:.2f}]"
+            lines.append(
+                f"{NAMES.get(str(name), str(name)):<28}{row['mean_against']:>9.3f}{row['mean']:>9.3f}"
+                f"{row['difference']:>12.3f}   [{row['ci_lo']:>8.3f}, {row['ci_hi']:>8.3f}]"
+                f"{row['p_holm']:>9.3g}   {share}"
+            )
+    return lines
+
+
+def _sizes(group: pd.DataFrame) -> str:
+    """The sizes of the Holm families of some lines, as one number or a range."""
+    lo, hi = int(group["family_size"].min()), int(group["family_size"].max())
+    return str(hi) if lo == hi else f"{lo} to {hi}"
+
+
+def whole_model(table: pd.DataFrame) -> pd.DataFrame:
+    """The lines of the whole model in a table that has a column `ablation`."""
+    return table[table["ablation"] == UNABLATED]
 
 
 def estimate_text(estimates: pd.DataFrame) -> str:
