@@ -158,29 +158,25 @@ def _arm(label: str, heads: HeadSet, instead: Replacement, settings: argparse.Na
 def grouped(arms: Sequence[Arm], questions: Sequence[Ask]) -> Iterator[list[Ask]]:
     """The questions of an item under every arm, in the groups in which they are scored.
 
-    The whole model's are by themselves, and so are those of an arm that acts at all positions, whose prompts are run
-    under it: their packed rows are the ones of a run of that arm alone, bit for bit. Arms that act at the action
-    positions only leave the prompts as they are, and share them: condition by condition.
+    The whole model's are by themselves, and so are those of an arm that acts on the prompt, which is run under it:
+    their packed rows are the ones of a run of that arm alone, bit for bit. Arms that act at the action positions only
+    leave the prompts as they are, and share them: condition by condition, so that neighbours have one prompt.
     """
-    local: list[list[Ask]] = []
+    sharing: list[list[Ask]] = []
     for arm in arms:
         asked = arm.asks(questions)
-        everywhere = any(query.intervention.everywhere.edits for ask in asked for query in ask.queries)
-        if arm.label == UNABLATED or everywhere:
-            yield asked
+        if arm.label != UNABLATED and all(map(_at_action, asked)):
+            sharing.append(asked)
         else:
-            local.append(asked)
-    if local:
-        by_question = [list(same) for same in zip(*local, strict=True)]
-        conditions = dict.fromkeys(ask.condition for ask in questions)
-        yield [
-            ask
-            for name in conditions
-            for place in range(len(local))
-            for same in by_question
-            for ask in [same[place]]
-            if ask.condition == name
-        ]
+            yield asked
+    if sharing:
+        names = dict.fromkeys(ask.condition for ask in questions)
+        yield [ask for name in names for asked in sharing for ask in asked if ask.condition == name]
+
+
+def _at_action(ask: Ask) -> bool:
+    """Whether a question is asked under changes at the action positions only."""
+    return all(edit.where == "candidate" for query in ask.queries for edit in query.intervention.edits)
 
 
 def _parse(text: str, args: argparse.Namespace) -> ArmSpec:

@@ -41,7 +41,7 @@ def arms_text(arms: pd.DataFrame, measures: Sequence[str] = ARM_MEASURES) -> lis
     for (env, label), group in shown.groupby(["env", "ablation"], sort=False):
         lines += [
             "",
-            f"ablation {label} against the whole model, {env} (p after Holm over {_sizes(group)} arms)",
+            f"ablation {label} against the whole model, {env} (p after Holm over {int(group['family_size'].max())} arms)",
             f"{'measure':<28}{'whole':>9}{'ablated':>9}{'difference':>12}   95 % interval        p_holm   share removed",
         ]
         ordered = group.set_index("measure").reindex([name for name in measures if name in set(group["measure"])])
@@ -55,12 +55,6 @@ def arms_text(arms: pd.DataFrame, measures: Sequence[str] = ARM_MEASURES) -> lis
                 f"{row['p_holm']:>9.3g}   {share}"
             )
     return lines
-
-
-def _sizes(group: pd.DataFrame) -> str:
-    """The sizes of the Holm families of some lines, as one number or a range."""
-    lo, hi = int(group["family_size"].min()), int(group["family_size"].max())
-    return str(hi) if lo == hi else f"{lo} to {hi}"
 
 
 def whole_model(table: pd.DataFrame) -> pd.DataFrame:

@@ -233,7 +233,11 @@ def score_asks(engine: Engine, item: Item, questions: Sequence[Ask]) -> list[dic
         FloatingPointError: a logit is not finite.
     """
     queries = [query for ask in questions for query in ask.queries]
-    shared = min(system_length(engine.model, item), common_prefix([query.prompt[:-1] for query in queries]))
+    shared = min(
+        system_length(engine.model, item),
+        common_prefix([query.prompt[:-1] for query in queries]),
+        *(query.untouched for query in queries),
+    )
     scores = iter(engine.score(queries, shared))
     return [score_row(engine.model, ask, [next(scores) for _ in ask.queries]) for ask in questions]
 
