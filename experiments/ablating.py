@@ -1,199 +1,421 @@
-"""Heads taken out of every run of a study: what the options say, as an intervention with what a run records of it.
+"""What takes the place of z of ablated heads: seven ways, each the same for every study.
 
-    mean        z ← its mean over all positions of the `pre` contexts of the reference items
-    resample    z ← what it was at one drawn position of one drawn context out of those: one draw for all heads
-    zero        z ← 0
-    scale       z ← alpha · z
+    mean        its mean over all positions of the `pre` contexts of the reference items
+    mean-role   its mean over the reference items' positions of the same role under the same condition, the action
+                included (`probes.roles`): what z is in such a place, without what it says of this one
+    resample    what it was in another decision point under the same condition: candidate positions from the
+                candidate positions of a reference item's own action, in order; at all positions, each other one from
+                a drawn position of the same role. A fresh donor for every item and draw, one for all heads, the same
+                under every condition, so that differences of conditions are paired
+    zero        0
+    scale       alpha · z
+    optimal     one constant a head, fitted on the reference items for the set as a whole (`mech.optimal_constants`;
+                Li & Janson 2024, "Optimal ablation for interpretability", arXiv:2409.09951)
 
-At all positions the shared prefix is recomputed under the ablation; at the candidate positions alone it is not.
-
-The reference items (--reference-items) are of other tasks than every measured one: drawn from the pool that the
-measured items are of, or from a file. Too few others is an error, never a reason to take the measured ones.
+At all positions the shared prefix is recomputed under the ablation; at the candidate positions alone it is not. What
+resample and mean-role put there depends on the question, so every question has an intervention of its own:
+`Replacement.interventions`. The reference items are of other tasks than every measured one (`reference_sets`).
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import random
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from experiments.find_heads import ALL_SCORES
-from experiments.head_choice import choose_heads
-from experiments.item_pools import read_pool
-from experiments.options import REFERENCE_SIZE, Option, ReferenceFile, existing, reference_items
-from experiments.seeds import py_stream
+from experiments.options import Option, positive
+from experiments.reference_sets import MIN_REFERENCE, REFERENCE, ReferenceSet, reference_set
 from experiments.session import Session
-from mech.changes import stacked
+from mech.capture import everything_names
+from mech.donors import RoleMeans, by_role, in_order
 from mech.errors import InputError
 from mech.heads import HeadSet
-from mech.interventions import NOTHING, Intervention, replace_heads, scale_heads
+from mech.interventions import NOTHING, Intervention, Where, replace_heads, scale_heads
 from mech.means import mean_z
-from mech.queries import Query
-from probes.items import Item, item_line, load_items
-from probes.scoring import asks
+from mech.optimal_constants import Fit, fit_constants
+from mech.trie import common_prefix
+from probes.conditions import lacking
+from probes.items import Item
+from probes.record import system_length
+from probes.roles import position_roles
+from probes.scoring import Ask, asks, score_row
 
-METHODS = ("mean", "zero", "resample", "scale")
+__all__ = [
+    "MIN_REFERENCE",
+    "REFERENCE",
+    "ReferenceSet",
+    "Replacement",
+    "reference_set",
+    "replacement",
+    "score_under",
+]
+
+METHODS = ("mean", "mean-role", "resample", "zero", "scale", "optimal")
+BY_QUESTION = ("mean-role", "resample")
+"""Ways whose values depend on the question."""
 ABLATE = Option(
     "ablate",
     str,
     "none",
-    "an ablation beside the whole model, repeatable: top:16, names, a head list, not:…, random:16; then @how=… @where=…",
+    "an ablation beside the whole model, repeatable: top:16, names, a head list, not:…, random:16; then @how=…",
     repeatable=True,
 )
 HOW = Option("how", str, "mean", "what takes the place of their z", METHODS)
 WHERE = Option("where", str, "all", "at all positions, or at those that predict a×", ("all", "candidate"))
 ALPHA = Option("alpha", float, 0.5, "with --how scale: the factor on z")
+DRAWS = Option("draws", positive, 20, "with --how resample: donors of every item")
 BY = Option("by", str, "prefix_matching", "the score that top: ranks by", ALL_SCORES)
-REFERENCE = Option(
-    "reference-items",
-    reference_items,
-    REFERENCE_SIZE,
-    "N, FILE or N@FILE: items of other tasks whose contexts the mean is taken over, and a file to draw them from",
-)
-MIN_REFERENCE = 4  # items; fewer (unless fewer are asked for) say more of those items than of contexts
-ABLATING: Sequence[Option] = (ABLATE, HOW, WHERE, ALPHA, BY, REFERENCE)
+ABLATING: Sequence[Option] = (ABLATE, HOW, WHERE, ALPHA, DRAWS, BY, REFERENCE)
+
+CACHED_BYTES = 400_000_000
+"""Activations of donors that are kept in memory; the oldest go first."""
+FITTED_ITEMS = 8
+"""Reference items that optimal constants are fitted on: four questions each; about a minute for 16 heads of 135M."""
+
+_Z = Float[Tensor, "layer pos head d_head"]
+
+
+@dataclass(frozen=True, eq=False)
+class Donors:
+    """The reference items as sources of z, run once each under a condition while there is room to keep them."""
+
+    session: Session
+    reference: ReferenceSet
+    _kept: OrderedDict[tuple[str, str, str, bool], _Z] = field(default_factory=OrderedDict)
+    _means: dict[tuple[str, str, bool], RoleMeans] = field(default_factory=dict)
+
+    def of(self, item: Item, condition: str, n: int) -> list[Item]:
+        """The donors of an item's draws, all different while there are as many; the same under every condition.
+
+        Items with earlier steps have donors with earlier steps, and others such without, where there are any.
+
+        Raises:
+            InputError: no reference item can be put under the condition.
+        """
+        items = self.reference.items
+        alike = [one for one in items if bool(one.step_index) == bool(item.step_index)] or items
+        order = self.session.rng_for(f"donors/{item.item_id}").permutation(len(alike))
+        fit = [alike[at] for at in order]
+        able = [one for one in fit if lacking(one, condition) is None]
+        if not able:
+            raise InputError(f"No reference item can be put under {condition}: resample needs one.")
+        chosen = [fit[draw % len(fit)] for draw in range(n)]
+        return [
+            one if lacking(one, condition) is None else able[draw % len(able)]
+            for draw, one in enumerate(chosen)
+        ]
+
+    def ask(self, donor: Item, condition: str, candidate: str) -> Ask:
+        """The donor's own question: its action of the same name (its failed one where it has none), turn ended."""
+        name = candidate if candidate in donor.candidates() else "failed"
+        [ask] = asks(
+            self.session.model, donor, [condition], self.session.wording, [name], NOTHING, None, True
+        )
+        return ask
+
+    def z(self, ask: Ask, everywhere: bool) -> _Z:
+        """Z of all heads in a question: at its candidate positions, or at all of them."""
+        key = (ask.item.item_id, ask.condition, ask.candidate, everywhere)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        z = kept_z(self.session, ask, everywhere)
+        self._kept[key] = z
+        while sum(one.nbytes for one in self._kept.values()) > CACHED_BYTES and len(self._kept) > 1:
+            self._kept.popitem(last=False)
+        return z
+
+    def roles(self, ask: Ask) -> tuple[str, ...]:
+        """The role of every position of a question."""
+        return position_roles(self.session.model, ask.item, ask.condition, self.session.wording, ask.query)
+
+    def role_means(self, condition: str, candidate: str, everywhere: bool) -> RoleMeans:
+        """Means by role over the reference items under this condition, each with its own action.
+
+        Raises:
+            InputError: no reference item can be put under the condition.
+        """
+        key = (condition, candidate, everywhere)
+        if key not in self._means:
+            means = RoleMeans()
+            for item in self.reference.items:
+                if lacking(item, condition) is None:
+                    ask = self.ask(item, condition, candidate)
+                    roles = self.roles(ask)
+                    start = 0 if everywhere else ask.query.candidate.start
+                    means.add(kept_z(self.session, ask, everywhere), roles[start:])
+            if not means.counts:
+                raise InputError(f"No reference item can be put under {condition}: mean-role needs one.")
+            self._means[key] = means
+        return self._means[key]
+
+
+def kept_z(session: Session, ask: Ask, everywhere: bool) -> _Z:
+    """Z of every head at a question's candidate positions, or at all of its positions, by one clean run."""
+    model, query = session.model, ask.query
+    names = everything_names(model, "attn.hook_z")
+    if everywhere:
+        run = session.engine.run(query, names, 0, {"every": range(len(query.tokens))})
+        return torch.stack([run.at["every"][name] for name in names])
+    shared = min(system_length(model, ask.item), len(query.prompt) - 1)
+    run = session.engine.run(query, names, shared)
+    return torch.stack([run.cache[name] for name in names])
+
+
+def resampled(
+    donor: _Z,
+    recipient_roles: Sequence[str],
+    donor_roles: Sequence[str],
+    n_candidate: tuple[int, int],
+    rng: Any,
+) -> _Z:
+    """A donor's z laid out for a recipient: prompt positions by role, candidate positions in order.
+
+    Args:
+        donor: its z at all positions, or (without roles) at its candidate positions.
+        recipient_roles: of all positions of the recipient; empty for its candidate positions alone.
+        donor_roles: of all positions of the donor; empty likewise.
+        n_candidate: how many candidate positions recipient and donor have.
+        rng: draws the prompt positions.
+    """
+    n, n_donor = n_candidate
+    start = len(donor_roles) - n_donor if donor_roles else 0
+    own = (
+        by_role(recipient_roles[: len(recipient_roles) - n], donor_roles[:start], rng) if donor_roles else []
+    )
+    own += [start + at for at in in_order(n, n_donor)]
+    return donor[:, own]
 
 
 @dataclass(frozen=True, eq=False)
 class Replacement:
-    """What z of an ablated head becomes: `z` [layer, head, d_head] (None where it is scaled) and where that is from."""
+    """What z of an ablated head becomes.
 
-    z: torch.Tensor | None
+    Attributes:
+        how: one of METHODS.
+        draws: interventions for every question: 1, unless donors are drawn.
+        about: what a run records of it; `fits` is filled while constants are fitted.
+        sha256: identity of the values: of the reference set and of how they come from it.
+        notes: what a report says of it.
+        z: the one value of each head, [layer, head, d_head], where there is one (mean).
+        alpha: the factor on z, with scale.
+        reference: the reference set; None where none is needed.
+    """
+
+    how: str
+    draws: int = 1
     about: Mapping[str, Any] = field(default_factory=dict)
     sha256: str = ""
-
-    def intervention(self, heads: HeadSet | None, args: argparse.Namespace) -> Intervention:
-        """These heads taken out where `args.where` says."""
-        if heads is None:
-            return NOTHING
-        if self.z is not None:
-            return replace_heads(heads, self.z, args.where)
-        return scale_heads(heads, args.alpha if args.how == "scale" else 0.0, args.where)
-
-
-@dataclass(frozen=True, eq=False)
-class Ablation:
-    """The intervention of a study, what a run records of it, and what of it decides rows (see `open_run`)."""
-
-    intervention: Intervention = NOTHING
-    about: Mapping[str, Any] = field(default_factory=dict)
-    derived: Mapping[str, Any] = field(default_factory=dict)
-
-
-def ablation(session: Session, args: argparse.Namespace) -> Ablation:
-    """What --ablate, --how, --where and --alpha ask for.
-
-    Raises:
-        InputError: the heads cannot be told or do not exist.
-    """
-    if args.ablate == "none":
-        return Ablation()
-    heads = choose_heads(args.ablate, session.model, args, session.rng_for)
-    with_what = replacement(session, args)
-    about = {"ablated": {"heads": str(heads), "sha256": heads.sha256, "reference": dict(with_what.about)}}
-    derived = {"ablated_sha256": heads.sha256, "replacement_sha256": with_what.sha256}
-    return Ablation(with_what.intervention(heads, args), about, derived)
-
-
-@dataclass(frozen=True, eq=False)
-class ReferenceSet:
-    """Items of other tasks; `prompts`: their `pre` contexts as ids; `rng`: the stream that drew them, further on."""
-
-    items: list[Item]
-    prompts: list[tuple[int, ...]]
-    rng: random.Random
-    file: str | None = None
+    notes: tuple[str, ...] = ()
+    z: Float[Tensor, "layer head d_head"] | None = None
+    alpha: float = 0.0
+    reference: ReferenceSet | None = None
+    donors: Donors | None = None
+    fits: dict[str, Fit] = field(default_factory=dict)
 
     @property
-    def about(self) -> dict[str, Any]:
-        """What a run records of the set: ids, tasks, the hash of the items' lines, and of the file that was named."""
-        lines = "\n".join(item_line(item) for item in self.items)
-        found = {
-            "items": [item.item_id for item in self.items],
-            "n": len(self.items),
-            "tasks": sorted({item.task_id for item in self.items}),
-            "items_sha256": hashlib.sha256(lines.encode()).hexdigest(),
+    def by_question(self) -> bool:
+        """Whether the values depend on the question that is asked."""
+        return self.how in BY_QUESTION
+
+    def interventions(self, heads: HeadSet | None, where: str, ask: Ask) -> list[Intervention]:
+        """What is done to these heads in this very question: one intervention a draw.
+
+        Args:
+            heads: which; None is the whole model.
+            where: "all" or "candidate".
+            ask: the question: its item, condition, candidate and positions.
+
+        Raises:
+            InputError: no donor can be put under the question's condition.
+        """
+        if heads is None:
+            return [NOTHING] * self.draws
+        if not self.by_question:
+            return [self.fixed(heads, where)]
+        donors, everywhere = self._donors(), where == "all"
+        at: Where = tuple(range(len(ask.query.tokens))) if everywhere else "candidate"
+        roles = donors.roles(ask)
+        if self.how == "mean-role":
+            means = donors.role_means(ask.condition, ask.candidate, everywhere)
+            values = means.at(roles if everywhere else roles[ask.query.candidate.start :])
+            return [replace_heads(heads, values.to(donors.session.model.dtype), at)]
+        found = []
+        for draw, donor in enumerate(donors.of(ask.item, ask.condition, self.draws)):
+            asked = donors.ask(donor, ask.condition, ask.candidate)
+            rng = donors.session.rng_for(f"donor positions/{ask.item.item_id}/{ask.condition}/{draw}")
+            z = resampled(
+                donors.z(asked, everywhere),
+                roles if everywhere else (),
+                donors.roles(asked) if everywhere else (),
+                (len(ask.query.action), len(asked.query.action)),
+                rng,
+            )
+            found.append(replace_heads(heads, z, at))
+        return found
+
+    def fixed(self, heads: HeadSet | None, where: str) -> Intervention:
+        """The intervention that serves every question alike.
+
+        Raises:
+            InputError: the values depend on the question.
+        """
+        if heads is None:
+            return NOTHING
+        if self.by_question:
+            raise InputError(
+                f"--how {self.how} takes other values for every question of an item: it serves ablate, joint and "
+                "probe. Choose mean, zero, scale or optimal here."
+            )
+        place: Where = "all" if where == "all" else "candidate"
+        if self.how == "optimal":
+            return replace_heads(heads, self.fit(heads).z, place)
+        if self.z is not None:
+            return replace_heads(heads, self.z, place)
+        return scale_heads(heads, self.alpha, place)
+
+    def intervention(self, heads: HeadSet | None, args: argparse.Namespace) -> Intervention:
+        """These heads taken out where `args.where` says; InputError as `fixed`."""
+        return self.fixed(heads, args.where)
+
+    def fit(self, heads: HeadSet) -> Fit:
+        """The optimal constants of a set, fitted once.
+
+        Raises:
+            InputError: `how` is not optimal.
+        """
+        if self.how != "optimal" or self.z is None:
+            raise InputError("Constants are fitted with --how optimal.")
+        if heads.sha256 not in self.fits:
+            self.fits[heads.sha256] = fit_constants(
+                self._donors().session.engine, self.fitted_questions(), heads, self.z
+            )
+        return self.fits[heads.sha256]
+
+    def fitted_questions(self) -> list[list[Any]]:
+        """The reference questions that constants are fitted on, as queries; those of one list share their prompt."""
+        donors, found = self._donors(), []
+        session = donors.session
+        for item in donors.reference.items[:FITTED_ITEMS]:
+            names = [name for name in ("failed", "gold") if name in item.candidates()]
+            for condition in ("pre", "neut"):
+                asked = asks(session.model, item, [condition], session.wording, names)
+                found.append([ask.query for ask in asked])
+        return found
+
+    def _donors(self) -> Donors:
+        if self.donors is None:
+            raise InputError(f"--how {self.how} needs a reference set: make it with `replacement`.")
+        return self.donors
+
+    def fitted(self) -> dict[str, dict[str, float]]:
+        """What was fitted so far, by hash of the head set: nats a token on the reference items before and after."""
+        return {
+            key: {"loss_at_mean": fit.before, "loss_fitted": fit.after, "steps": fit.steps}
+            for key, fit in self.fits.items()
         }
-        return found if self.file is None else {**found, "file": self.file}
 
 
-def replacement(session: Session, args: argparse.Namespace, tasks: Collection[str] = ()) -> Replacement:
-    """The values that `args.how` puts in the place of z; `tasks` as in `reference_set`.
+def replacement(
+    session: Session,
+    args: argparse.Namespace,
+    tasks: Collection[str] = (),
+    how: str | None = None,
+    reference: ReferenceSet | None = None,
+) -> Replacement:
+    """What `how` puts in the place of z.
+
+    Args:
+        session: the model, the wording, and the measured items, whose tasks are no reference.
+        args: `how`, `alpha`, `draws`, `seed`, `reference_items`, and what the pool is read with.
+        tasks: as in `reference_set`.
+        how: one of METHODS; None takes `args.how`.
+        reference: the reference set, where it is at hand; None draws it.
 
     Raises:
         InputError: as `reference_set`.
     """
-    if args.how in ("zero", "scale"):
-        return Replacement(None)
-    reference = reference_set(session, args, tasks)
-    prompts, rng = reference.prompts, reference.rng
-    if args.how == "mean":
-        mean = mean_z(session.engine, prompts)
-        about = {**reference.about, "positions": mean.n_positions, "sha256": mean.sha256}
-        return Replacement(mean.z, about, mean.sha256)
-    which = rng.randrange(len(prompts))
-    at = rng.randrange(len(prompts[which]) - 1)
-    sha256 = hashlib.sha256(repr(prompts[which][: at + 1]).encode()).hexdigest()
-    drawn = {"item": reference.items[which].item_id, "position": at, "sha256": sha256}
-    return Replacement(_z_at(session, prompts[which], at), {**reference.about, **drawn}, sha256)
+    how = args.how if how is None else how
+    if how not in METHODS:
+        raise InputError(f"'{how}' is not a way to replace z: choose from {', '.join(METHODS)}.")
+    if how in ("zero", "scale"):
+        return Replacement(how, alpha=args.alpha if how == "scale" else 0.0)
+    found = reference_set(session, args, tasks) if reference is None else reference
+    draws = getattr(args, "draws", DRAWS.default) if how == "resample" else 1
+    about: dict[str, Any] = {**found.about, "how": how}
+    mean = mean_z(session.engine, found.prompts) if how in ("mean", "optimal") else None
+    if mean is not None:
+        about |= {"positions": mean.n_positions, "sha256": mean.sha256}
+    if how == "resample":
+        about["draws"] = draws
+    if how == "optimal":
+        about["fitted_items"] = [item.item_id for item in found.items[:FITTED_ITEMS]]
+    identity = mean.sha256 if how == "mean" and mean is not None else _identity(how, draws, found)
+    return Replacement(
+        how,
+        draws,
+        about,
+        identity,
+        found.notes,
+        None if mean is None else mean.z,
+        reference=found,
+        donors=None if how == "mean" else Donors(session, found),
+    )
 
 
-def reference_set(session: Session, args: argparse.Namespace, tasks: Collection[str] = ()) -> ReferenceSet:
-    """The reference items of `args.reference_items`, of the measured items' environments and of other tasks.
+def _identity(how: str, draws: int, reference: ReferenceSet) -> str:
+    return hashlib.sha256(repr((how, draws, reference.about["items_sha256"])).encode()).hexdigest()
 
-    In item files two tasks may have one text, so there an item with the context of a measured one is left out as well.
+
+def score_under(
+    session: Session,
+    item: Item,
+    names: Sequence[str],
+    candidates: Sequence[str] | None,
+    put: Replacement,
+    heads: HeadSet | None,
+    where: str,
+    distractors_in: Sequence[str] | None = None,
+) -> list[list[dict[str, Any]]]:
+    """Rows of one item under these conditions with the heads replaced: for each draw, what `score_item` gives.
 
     Args:
-        session: whose items are measured (none, in a rollout).
-        args: `reference_items`, `seed`, and the options that the pool is read with.
-        tasks: further tasks that the model is run on.
+        session: whose engine, wording and streams.
+        item: the decision point.
+        names: conditions.
+        candidates: names out of `item.candidates()`; None as in `probes.scoring.asks`.
+        put: what takes the place of z.
+        heads: of which heads; None is the whole model.
+        where: "all" or "candidate".
+        distractors_in: as in `probes.scoring.asks`.
 
     Raises:
-        InputError: fewer than `MIN_REFERENCE` items (or than were asked for, if that is less) are left.
+        InputError: as `probes.scoring.asks` and `Replacement.interventions`.
+        FloatingPointError: a logit is not finite.
     """
-    wanted = args.reference_items
-    file, n = (wanted.path, wanted.n) if isinstance(wanted, ReferenceFile) else (None, wanted)
-    if file is None:
-        pool, where = read_pool(args), f"The item file '{args.items}'" if args.items else "The pool"
-    else:
-        existing(file, "reference items")
-        pool, where = load_items(file), f"The item file '{file}'"
-    envs = {item.env for item in session.items}
-    measured = {*tasks, *(item.task_id for item in session.items)}
-    others = [
-        item for item in pool if item.task_id not in measured and (not envs or item.env in envs)
-    ]  # a rollout measures no items, and takes those of any environment
-    if file is not None or args.items:
-        contexts = {_context(item) for item in session.items}
-        others = [item for item in others if _context(item) not in contexts]
-    least = min(n, MIN_REFERENCE)
-    if len(others) < least:
-        kind = f" and of the environment {', '.join(sorted(envs))}" if envs else ""
-        raise InputError(
-            f"{where} has {len(others)} items of other tasks than the measured ones{kind}, and a reference takes "
-            f"{least} at least: name a file of other items with --reference-items FILE, or measure fewer."
-        )
-    rng = py_stream(args.seed, "mean reference")
-    chosen = rng.sample(others, min(n, len(others)))
-    prompts = [
-        asks(session.model, item, ["pre"], session.wording, ["failed"])[0].query.prompt for item in chosen
+    questions = asks(session.model, item, names, session.wording, candidates, NOTHING, distractors_in, True)
+    changes = [put.interventions(heads, where, ask) for ask in questions]
+    prompts = [ask.query.prompt[:-1] for ask in questions]
+    shared = min(system_length(session.model, item), common_prefix(prompts))
+    if put.by_question and where == "all" and heads is not None:
+        shared = 0  # every position has a value of its own: nothing is shared
+    by_draw: list[list[dict[str, Any]]] = []
+    changed = [
+        [replace(ask, query=replace(ask.query, intervention=change)) for change in own]
+        for ask, own in zip(questions, changes, strict=True)
     ]
-    return ReferenceSet(chosen, prompts, rng, None if file is None else file.name)
-
-
-def _context(item: Item) -> tuple[object, ...]:
-    """All that a `pre` prompt is written from."""
-    return item.system_prompt, item.goal, item.prefix_actions, item.prefix_observations
-
-
-def _z_at(session: Session, prompt: tuple[int, ...], at: int) -> torch.Tensor:
-    """Z of every head at one position of a context, [layer, head, d_head]."""
-    model = session.model
-    names = [f"blocks.{layer}.attn.hook_z" for layer in range(model.n_layers)]
-    run = session.engine.run(Query(prompt[: at + 1], prompt[at + 1 : at + 2]), names)
-    return stacked(run, model, "attn.hook_z")[:, 0]
+    for draw in range(len(changes[0])):
+        asked = [own[draw] for own in changed]
+        scores = session.engine.score([ask.query for ask in asked], shared)
+        by_draw.append(
+            [score_row(session.model, ask, score) for ask, score in zip(asked, scores, strict=True)]
+        )
+    return by_draw

@@ -3,9 +3,9 @@
     --ablate top:16 --ablate random:16 --ablate top:16@how=resample
 
 An arm is HEADS[@how=…][@where=…][@alpha=…][@draws=…]: heads as `head_choice` names them, then what differs from --how,
---where and --alpha. The whole model is always the first arm, under the label "none". A label is made of what the arm
-is, never of its place in the command: top16, random16, random3-16, not-top16, top16@resample, top16@zero@candidate;
-it names the arm in the column `ablation`, and in the ids of its rows.
+--where, --alpha and --draws. The whole model is always the first arm, under the label "none". A label is made of what
+the arm is, never of its place in the command: top16, random16, random3-16, not-top16, top16@resample,
+top16@zero@candidate; it names the arm in the column `ablation`, and in the ids of its rows.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import argparse
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from experiments.ablating import ALPHA, HOW, METHODS, WHERE, Replacement, replacement
+from experiments.ablating import DRAWS, HOW, METHODS, WHERE, ReferenceSet, Replacement, replacement
 from experiments.head_choice import choose_heads
 from experiments.session import Session
 from mech.errors import InputError
 from mech.heads import HeadSet
-from mech.interventions import NOTHING, Intervention
 from probes.layout import UNABLATED
 from probes.scoring import Ask
 
@@ -37,14 +36,14 @@ _SHOWN_HEADS = 3  # a label spells out so many heads
 
 @dataclass(frozen=True)
 class ArmSpec:
-    """What one --ablate says: the word for the heads, and how they are ablated; `draws` None: as many as usual."""
+    """What one --ablate says: the word for the heads, and how they are ablated."""
 
     text: str
     heads: str
     how: str
     where: str
     alpha: float
-    draws: int | None = None
+    draws: int
 
     @property
     def label(self) -> str:
@@ -54,26 +53,46 @@ class ArmSpec:
             parts.append(f"{self.how}{self.alpha:g}" if self.how == "scale" else self.how)
         if self.where != WHERE.default:
             parts.append(self.where)
-        if self.draws is not None:
+        if self.how == "resample" and self.draws != DRAWS.default:
             parts.append(f"draws{self.draws}")
         return "@".join(parts)
 
 
+Shares = Literal["prompts", "arm", "nothing"]
+"""What the questions of an item share: the whole model's prompts, those of their arm, or nothing: other values for each."""
+
+
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """One arm: its label, and the interventions (one, or one a draw) that a question is asked under."""
+    """One arm: its label, the heads and what takes the place of their z (None: the whole model), and where."""
 
     label: str
-    interventions: Callable[[Ask], Sequence[Intervention]]
+    heads: HeadSet | None = None
+    instead: Replacement | None = None
+    where: str = "all"
+
+    @property
+    def shares(self) -> Shares:
+        """What its questions share with others of the item."""
+        if self.instead is None or (self.where == "all" and not self.instead.by_question):
+            return "arm"
+        return "prompts" if self.where == "candidate" else "nothing"
 
     def asks(self, questions: Sequence[Ask]) -> list[Ask]:
-        """The questions of the whole model, under this arm."""
-        if self.label == UNABLATED:
+        """The questions of the whole model, under this arm: one intervention each, or one a draw.
+
+        Raises:
+            InputError: as `Replacement.interventions`.
+        """
+        if self.instead is None:
             return list(questions)
-        return [ask.under(self.label, self.interventions(ask)) for ask in questions]
+        return [
+            ask.under(self.label, self.instead.interventions(self.heads, self.where, ask))
+            for ask in questions
+        ]
 
 
-WHOLE = Arm(UNABLATED, lambda _: [NOTHING])
+WHOLE = Arm(UNABLATED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +107,21 @@ class Arms:
     def labels(self) -> list[str]:
         """The labels, in the order given."""
         return [arm.label for arm in self.arms]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a report says of the reference sets."""
+        return list(dict.fromkeys(note for arm in self.arms if arm.instead for note in arm.instead.notes))
+
+    @property
+    def fitted(self) -> dict[str, Any]:
+        """For the end of a run: the constants that were fitted (how=optimal), by arm; nothing where none were."""
+        found = {
+            arm.label: arm.instead.fitted()[arm.heads.sha256]
+            for arm in self.arms
+            if arm.instead and arm.heads and arm.heads.sha256 in arm.instead.fitted()
+        }
+        return {"optimal_constants": found} if found else {}
 
 
 def parse_arms(args: argparse.Namespace) -> list[ArmSpec]:
@@ -109,7 +143,7 @@ def parse_arms(args: argparse.Namespace) -> list[ArmSpec]:
 
 
 def ablation_arms(session: Session, args: argparse.Namespace) -> Arms:
-    """The arms that the options ask for, the whole model first; what takes the place of z is computed once for each way.
+    """The arms that the options ask for, the whole model first; what takes the place of z is computed once a way.
 
     Raises:
         InputError: as `parse_arms`; the heads of an arm cannot be told or do not exist; two arms ablate the same heads
@@ -118,7 +152,8 @@ def ablation_arms(session: Session, args: argparse.Namespace) -> Arms:
     specs = parse_arms(args)
     if not specs:
         return Arms()
-    instead: dict[tuple[str, int | None], Replacement] = {}
+    instead: dict[tuple[Any, ...], Replacement] = {}
+    reference: ReferenceSet | None = None
     arms, about, derived = [WHOLE], {}, {}
     seen: dict[tuple[Any, ...], str] = {}
     for spec in specs:
@@ -129,54 +164,42 @@ def ablation_arms(session: Session, args: argparse.Namespace) -> Arms:
                 f"--ablate '{spec.text}' and '{seen[same]}' ablate the same heads in the same way: leave out one."
             )
         seen[same] = spec.text
-        settings = argparse.Namespace(**{**vars(args), **_settings(spec)})
-        way = (spec.how, spec.draws)
+        way = (spec.how, spec.draws, spec.alpha if spec.how == "scale" else None)
         if way not in instead:
-            instead[way] = replacement(session, settings)
-        arms.append(_arm(spec.label, heads, instead[way], settings))
-        reference = instead[way].about
+            settings = argparse.Namespace(**{**vars(args), "alpha": spec.alpha, "draws": spec.draws})
+            instead[way] = replacement(session, settings, how=spec.how, reference=reference)
+            reference = reference or instead[way].reference
+        put = instead[way]
+        arms.append(Arm(spec.label, heads, put, spec.where))
         about[spec.label] = {
             **{"asked": spec.text, "heads": str(heads), "sha256": heads.sha256},
-            **_settings(spec),
-            "reference": dict(reference),
+            **{"how": spec.how, "where": spec.where, "draws": put.draws},
+            **({"alpha": spec.alpha} if spec.how == "scale" else {}),
+            "reference": dict(put.about),
         }
-        derived[spec.label] = {"heads_sha256": heads.sha256, "replacement_sha256": instead[way].sha256}
+        derived[spec.label] = {"heads_sha256": heads.sha256, "replacement_sha256": put.sha256}
     return Arms(tuple(arms), {"ablations": about}, {"ablations": derived})
-
-
-def _settings(spec: ArmSpec) -> dict[str, Any]:
-    """What of an arm is set: how and where, alpha where it is used, draws where they are given."""
-    found: dict[str, Any] = {"how": spec.how, "where": spec.where, "alpha": spec.alpha}
-    return found if spec.draws is None else {**found, "draws": spec.draws}
-
-
-def _arm(label: str, heads: HeadSet, instead: Replacement, settings: argparse.Namespace) -> Arm:
-    change = instead.intervention(heads, settings)
-    return Arm(label, lambda _: [change])
 
 
 def grouped(arms: Sequence[Arm], questions: Sequence[Ask]) -> Iterator[list[Ask]]:
     """The questions of an item under every arm, in the groups in which they are scored.
 
     The whole model's are by themselves, and so are those of an arm that acts on the prompt, which is run under it:
-    their packed rows are the ones of a run of that arm alone, bit for bit. Arms that act at the action positions only
-    leave the prompts as they are, and share them: condition by condition, so that neighbours have one prompt.
+    their packed rows are the ones of a run of that arm alone, bit for bit. An arm that puts other values at every
+    position of every question has a group a question: nothing is shared, and all of them would fill the memory. Arms
+    that act at the action positions only leave the prompts as they are, and share them: condition by condition, so that
+    neighbours have one prompt.
     """
-    sharing: list[list[Ask]] = []
     for arm in arms:
-        asked = arm.asks(questions)
-        if arm.label != UNABLATED and all(map(_at_action, asked)):
-            sharing.append(asked)
-        else:
-            yield asked
+        if arm.shares == "arm":
+            yield arm.asks(questions)
+        elif arm.shares == "nothing":
+            for question in questions:
+                yield arm.asks([question])
+    sharing = [arm.asks(questions) for arm in arms if arm.shares == "prompts"]
     if sharing:
         names = dict.fromkeys(ask.condition for ask in questions)
         yield [ask for name in names for asked in sharing for ask in asked if ask.condition == name]
-
-
-def _at_action(ask: Ask) -> bool:
-    """Whether a question is asked under changes at the action positions only."""
-    return all(edit.where == "candidate" for query in ask.queries for edit in query.intervention.edits)
 
 
 def _parse(text: str, args: argparse.Namespace) -> ArmSpec:
@@ -192,7 +215,13 @@ def _parse(text: str, args: argparse.Namespace) -> ArmSpec:
     said = dict(found)
     unknown = [key for key in said if key not in _KEYS]
     if unknown or len(said) < len(found) or not heads:
-        what = f"has no option '{unknown[0]}'" if unknown else "says an option twice" if heads else "names no heads"
+        what = (
+            f"has no option '{unknown[0]}'"
+            if unknown
+            else "says an option twice"
+            if heads
+            else "names no heads"
+        )
         raise InputError(f"--ablate '{text}' {what}: write {FORM}.")
     how, where = said.get("how", args.how), said.get("where", args.where)
     for key, value, known in (("how", how, METHODS), ("where", where, PLACES)):
@@ -200,7 +229,14 @@ def _parse(text: str, args: argparse.Namespace) -> ArmSpec:
             raise InputError(f"--ablate '{text}': '{value}' is no '{key}': choose from {', '.join(known)}.")
     if "alpha" in said and how != "scale":
         raise InputError(f"--ablate '{text}': alpha is the factor of how=scale, not of how={how}.")
-    return ArmSpec(text, heads, how, where, _alpha(text, said.get("alpha"), args.alpha), _draws(text, said, how))
+    return ArmSpec(
+        text,
+        heads,
+        how,
+        where,
+        _alpha(text, said.get("alpha"), args.alpha),
+        _draws(text, said, how, args.draws),
+    )
 
 
 def _alpha(text: str, value: str | None, default: float) -> float:
@@ -213,10 +249,10 @@ def _alpha(text: str, value: str | None, default: float) -> float:
     return alpha
 
 
-def _draws(text: str, said: Mapping[str, str], how: str) -> int | None:
+def _draws(text: str, said: Mapping[str, str], how: str, default: int) -> int:
     value = said.get("draws")
     if value is None:
-        return None
+        return default
     if how != "resample":
         raise InputError(f"--ablate '{text}': draws are of how=resample, not of how={how}.")
     if not value.isdecimal() or int(value) < 1:
@@ -225,7 +261,7 @@ def _draws(text: str, said: Mapping[str, str], how: str) -> int | None:
 
 
 def _heads_label(word: str) -> str:
-    """The word for heads as part of a label: top16, random16, random3-16, not-top16, or heads by name; a file by its stem."""
+    """The word for heads as part of a label: top16, random3-16, not-top16, or heads by name; a file by its stem."""
     drawn = re.fullmatch(r"random(\d*):(.+)", word)
     if drawn:
         inner = re.sub(r"^top:(?=\d+$)", "", drawn[2])

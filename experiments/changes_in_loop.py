@@ -88,7 +88,7 @@ def changes(session: Session, args: argparse.Namespace, tasks: Collection[str] =
         )
         sets |= {f"random{draw}": one.heads for draw, one in enumerate(drawn)}
     ablates = bool({"ablate", "ablate-random"} & set(names))
-    instead = replacement(session, args, tasks) if ablates else Replacement(None)
+    instead = replacement(session, args, tasks) if ablates else Replacement("zero")
     found: list[Change] = []
     for name in names:
         how, _, which = name.partition("-")

@@ -39,9 +39,7 @@ def measured(args: argparse.Namespace) -> tuple[Tables, str]:
     session = open_session(args)
     session = noted(session, [*of_conditions(session.items, NAMES), *of_candidates(session.items, four=True)])
     arms = ablation_arms(session, args)
-    with open_run(
-        STUDY, args, session.model, {**about_items(session), **arms.about}, arms.derived
-    ) as folder:
+    with open_run(STUDY, args, session.model, {**about_items(session), **arms.about}, arms.derived) as folder:
         score_all(
             folder,
             session,
@@ -51,9 +49,9 @@ def measured(args: argparse.Namespace) -> tuple[Tables, str]:
             arms.arms,
         )
         tables = derive(folder, session, args.delta, arms.labels)
-        notes = write_left_out(folder, session)
+        notes = [*write_left_out(folder, session), *arms.notes]
         meter = session.engine.meter
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
+        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, **arms.fitted})
     return tables, "\n".join([*notes, meter_text(meter.ran, meter.saved)])
 
 

@@ -50,14 +50,18 @@ def run(args: argparse.Namespace) -> Report:
     with open_run(STUDY, args, session.model, about, arms.derived) as folder:
         score_all(folder, session, names_of, DISTRACTORS_IN, args.quiet, arms.arms)
         tables = derive(folder, session, args.delta, arms.labels)
-        notes = write_left_out(folder, session)
+        notes = [*write_left_out(folder, session), *arms.notes]
         meter = session.engine.meter
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
+        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, **arms.fitted})
     shown = tables.manipulations.drop(columns=["model", "n_clusters", "p"])
     lines = ["change of log p(a×) against the standard record, nats per action, and G of the same items"]
     for (env, label), group in shown.groupby(["env", "ablation"], sort=False):
         about = "" if label == UNABLATED else f", ablation {label}"
-        lines += ["", f"== {env}{about}", frame_text(group.drop(columns=["env", "ablation"]).sort_values("delta"))]
+        lines += [
+            "",
+            f"== {env}{about}",
+            frame_text(group.drop(columns=["env", "ablation"]).sort_values("delta")),
+        ]
     lines += ["", *notes]
     lines += [meter_text(meter.ran, meter.saved), f"written to {args.out}"]
     return Report("\n".join(lines))

@@ -25,11 +25,11 @@ from probes.breakdowns import breakdown, item_attributes, small_cells
 from probes.conditions import AS_LONG_AS
 from probes.decompose import decompose, equivalences
 from probes.items import Item
+from probes.layout import UNABLATED
 from probes.lengths import length_match
 from probes.manipulations import manipulations
 from probes.measures import measure
 from probes.profiles import profiles
-from probes.layout import UNABLATED
 from probes.scoring import Ask, asks, question, row_id, score_asks, scored
 from probes.stats import RngFactory, summarise
 
@@ -71,15 +71,15 @@ def score_all(
             for name in names
             for one in scored(item, name, distractors_in)
         ]
-        if folder.done_ids("scores").issuperset(wanted) and not any(one in before for one in wanted):
-            continue
         questions = asks(
             session.model, item, names, session.wording, None, NOTHING, distractors_in, end_of_turn=True
         )
-        groups = list(grouped(arms, questions))
-        for group in groups:
-            _refuse_other_questions(folder, before, group)
-        for group in groups:
+        if any(one in before for one in wanted):
+            for group in grouped(arms, questions):
+                _refuse_other_questions(folder, before, group)
+        if folder.done_ids("scores").issuperset(wanted):
+            continue
+        for group in grouped(arms, questions):
             done = folder.done_ids("scores")
             if not done.issuperset(ask.id for ask in group):
                 rows = score_asks(session.engine, item, group)

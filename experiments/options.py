@@ -146,7 +146,7 @@ class ReferenceFile:
     n: int
 
 
-REFERENCE_SIZE = 16
+REFERENCE_SIZE = 32
 
 
 def reference_items(text: str) -> int | ReferenceFile:

@@ -68,10 +68,16 @@ def run(args: argparse.Namespace) -> Report:
                 for name in conditions_of(item, kept):
                     decision_run(session.engine, item, name, wording, keep)
         tables = derive(folder, session, args.delta, arms.labels)
-        notes = write_left_out(folder, session)
+        notes = [*write_left_out(folder, session), *arms.notes]
         meter = session.engine.meter
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
-    text = [summary_text(whole_model(tables.summary)), *arms_text(tables.arms), *notes, meter_text(meter.ran, meter.saved), f"written to {args.out}"]
+        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, **arms.fitted})
+    text = [
+        summary_text(whole_model(tables.summary)),
+        *arms_text(tables.arms),
+        *notes,
+        meter_text(meter.ran, meter.saved),
+        f"written to {args.out}",
+    ]
     return Report("\n".join(text))
 
 

@@ -1,7 +1,8 @@
 """`backfire scaling`: the decomposition on many models, one folder each, then one table and G against size.
 
 RUN/MODEL/ is a whole decomposition run, resumed like any other; RUN/scaling.csv, scaling_fit.csv and summary.csv
-put them together, and arms.csv where --ablate compares arms. A named model that is done is not loaded again; models may be added to a run.
+put them together, and arms.csv where --ablate compares arms. A named model that is done is not loaded again; models may
+be added to a run.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ def has_arms(place: Path) -> bool:
 
 def arms_of_models(places: Sequence[Path]) -> pd.DataFrame:
     """arms.csv of every model that has one, one below the other: the families are of one model each."""
-    return pd.concat([read_frame(place / "arms.csv") for place in places if has_arms(place)], ignore_index=True)
+    return pd.concat(
+        [read_frame(place / "arms.csv") for place in places if has_arms(place)], ignore_index=True
+    )
 
 
 def folder_names(names: list[str]) -> dict[str, str]:

@@ -9,7 +9,16 @@ import pandas as pd
 from probes.layout import UNABLATED
 
 ARM_MEASURES = (
-    *("G", "copy", "sem", "margin_shift", "p_repeat_pre", "p_repeat_fail", "greedy_repeat_fail", "G_abstract"),
+    *(
+        "G",
+        "copy",
+        "sem",
+        "margin_shift",
+        "p_repeat_pre",
+        "p_repeat_fail",
+        "greedy_repeat_fail",
+        "G_abstract",
+    ),
 )
 """What is printed of an arm; arms.csv has every measure."""
 NAMES = {
@@ -41,10 +50,12 @@ def arms_text(arms: pd.DataFrame, measures: Sequence[str] = ARM_MEASURES) -> lis
     for (env, label), group in shown.groupby(["env", "ablation"], sort=False):
         lines += [
             "",
-            f"ablation {label} against the whole model, {env} (p after Holm over {int(group['family_size'].max())} arms)",
-            f"{'measure':<28}{'whole':>9}{'ablated':>9}{'difference':>12}   95 % interval        p_holm   share removed",
+            f"ablation {label} against the whole model, {env} (p_holm: of {int(group['family_size'].max())} arms)",
+            f"{'measure':<28}{'whole':>9}{'ablated':>9}{'difference':>12}   95 % interval        p_holm   removed",
         ]
-        ordered = group.set_index("measure").reindex([name for name in measures if name in set(group["measure"])])
+        ordered = group.set_index("measure").reindex(
+            [name for name in measures if name in set(group["measure"])]
+        )
         for name, row in ordered.iterrows():
             share = "" if pd.isna(row["removed"]) else f"{row['removed']:.2f}"
             if share and not pd.isna(row["removed_lo"]):

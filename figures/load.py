@@ -76,7 +76,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 _TEXT = {
     *("model", "env", "measure", "item_id", "direction", "set", "kind", "by", "level", "condition", "axis"),
     *("group", "note", "site", "control", "quantity", "score", "statistic", "method", "controls"),
-    *("criterion", "test_set", "at", "from", "to", "role", "how", "arm", "metric", "predictor"),
+    *("criterion", "test_set", "at", "from", "to", "role", "how", "arm", "metric", "predictor", "ablation"),
     *("equivalent", "uses_task_data", "reached", "selected"),  # true, false or empty
 }
 _NAMES = {  # of these, the ones that tell rows apart: never empty
@@ -106,6 +106,8 @@ _READING: dict[str, Any] = {
     **{"keep_default_na": False, "na_values": [""]},
     **({"float_precision": "round_trip"} if _OLD_PANDAS else {}),
 }
+WHOLE_MODEL = "none"
+"""The label of the whole model in the column `ablation`."""
 DIRECTIONS = ("denoise", "noise")
 
 
@@ -145,6 +147,24 @@ def read_table(run: Path, name: str) -> pd.DataFrame:
             raise FigureError(f"{name} has text in the column {column}, where numbers belong.")
         _check_numbers(table[column].to_numpy(dtype=float), name, column)
     return table
+
+
+def read_arms(run: Path, name: str, named: str = "model") -> pd.DataFrame:
+    """A table whose lines may be of several ablation arms, the label of each behind its name in the column `named`.
+
+    So a figure draws arms as it draws models (or environments): side by side, or a panel each. Lines of the whole model
+    keep their name, as do all lines of a table without the column `ablation`.
+
+    Raises:
+        MissingTable, FigureError: as `read_table`.
+    """
+    table = read_table(run, name)
+    if "ablation" not in table.columns:
+        return table
+    whole = table["ablation"].isna() | (table["ablation"] == WHOLE_MODEL)
+    return table.assign(
+        **{named: table[named].where(whole, table[named] + ", " + table["ablation"] + " ablated")}
+    )
 
 
 def _check_numbers(values: np.ndarray, name: str, column: str) -> None:

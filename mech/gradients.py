@@ -76,7 +76,7 @@ def clean_gradients(
     rows = torch.arange(n, device=model.device)
     arguments = block_arguments(model, _copies(model, query, 1), RowCache(trunk.keys, trunk.values))
     layers = range(model.n_layers)
-    with _leaves_only(model):
+    with leaves_only(model):
         leaves = {f"blocks.{i}.{KINDS[site]}": _leaf(model, n, site) for site in sites for i in layers}
         resid = resid_pre[None]
         with hooked(model, _adding(leaves, rows), fires=1):
@@ -119,7 +119,7 @@ def shifted_gradients(
     cache = RowCache(trunk.keys, trunk.values)
     row = torch.empty(1, 0, model.d_model, dtype=model.dtype, device=model.device)
     arguments: list[dict[str, Any]] = []
-    with _leaves_only(model):
+    with leaves_only(model):
         leaves = [_leaf(model, n, run.site) for run in runs]
         for layer in range(runs[0].layer, model.n_layers):
             joining = [index for index, run in enumerate(runs) if run.layer == layer]
@@ -143,7 +143,7 @@ def full_gradients(model: Model, query: Query, runs: Sequence[Shifted]) -> list[
     model.require_eval_mode()
     model.require_room(len(query.tokens))
     rows = torch.tensor(list(query.candidate), device=model.device)
-    with _leaves_only(model):
+    with leaves_only(model):
         leaves = [_leaf(model, len(rows), run.site) for run in runs]
         hooks = [
             hook
@@ -163,7 +163,7 @@ def _require(model: Model, query: Query, trunk: Trunk) -> None:
 
 
 @contextmanager
-def _leaves_only(model: Model) -> Iterator[None]:
+def leaves_only(model: Model) -> Iterator[None]:
     """Autograd on, for leaves alone: the graph then keeps nothing that only a parameter's gradient would need."""
     asked = [one for one in model.bridge.original_model.parameters() if one.requires_grad]
     try:

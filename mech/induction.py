@@ -7,6 +7,7 @@ For a position t of the second half, whose token first stood at t − L:
     prefix_matching   attention from t to t − L + 1, the token after the first occurrence
     previous_token    attention from t to t − 1
     duplicate_token   attention from t to t − L, the first occurrence itself
+    attention_sink    attention from t to the sequence's first position
     copying           what the head's output through W_O, the final norm frozen, adds to the logit of the token it
                       should copy (r at t − L + 1), minus its mean over all r of the sequence; in logits
     ov_copying        the same of the OV circuit alone: what the value of a first-half token s, taken with attention 1,
@@ -17,7 +18,8 @@ For a position t of the second half, whose token first stood at t − L:
 Attention scores are means of probabilities over second-half positions and sequences, each in [0, 1]. Definitions as in
 Olsson et al. 2022 ("In-context Learning and Induction Heads") and Elhage et al. 2021 (direct logit attribution, the OV
 circuit W_U W_O W_V; here on the values that flow in the sequence, with their norms, not on W_E alone); negative heads
-as in McDougall et al. 2023 ("Copy Suppression"), whose sign is that of the OV circuit on the attended token. `copying`
+as in McDougall et al. 2023 ("Copy Suppression"), whose sign is that of the OV circuit on the attended token; the sink
+as in Xiao et al. 2023 ("Efficient Streaming Language Models with Attention Sinks", arXiv:2309.17453). `copying`
 is small where a head attends elsewhere, whatever its circuit does; `ov_copying` says what it would do.
 """
 
@@ -40,7 +42,7 @@ from mech.heads import Head, HeadSet
 from mech.hooks import HookFunction, hooked
 from mech.model import Model
 
-ATTENTION_SCORES = ("prefix_matching", "previous_token", "duplicate_token")
+ATTENTION_SCORES = ("prefix_matching", "previous_token", "duplicate_token", "attention_sink")
 CIRCUIT_SCORES = ("copying", "ov_copying", "copy_suppression")
 SCORES = (*ATTENTION_SCORES, *CIRCUIT_SCORES)
 
@@ -97,6 +99,7 @@ def head_scores(model: Model, sequences: RepeatedTokens) -> pd.DataFrame:
             for name, offset in (("prefix_matching", -sequences.length + 1), ("previous_token", -1)):
                 found[f"{name}.{layer}"] = _mean_attention(pattern, sequences, offset)
             found[f"duplicate_token.{layer}"] = _mean_attention(pattern, sequences, -sequences.length)
+            found[f"attention_sink.{layer}"] = pattern[:, :, dest, 0].mean(dim=(0, 2))
             found[f"pattern.{layer}"] = pattern[:, :, dest, sequences.lead :]
 
         return function

@@ -239,10 +239,10 @@ def score_asks(engine: Engine, item: Item, questions: Sequence[Ask]) -> list[dic
         *(query.untouched for query in queries),
     )
     scores = iter(engine.score(queries, shared))
-    return [score_row(engine.model, ask, [next(scores) for _ in ask.queries]) for ask in questions]
+    return [score_row(engine.model, ask, *(next(scores) for _ in ask.queries)) for ask in questions]
 
 
-def score_row(model: Model, ask: Ask, scores: Sequence[Score]) -> dict[str, Any]:
+def score_row(model: Model, ask: Ask, *scores: Score) -> dict[str, Any]:
     """One answer as a plain row: identities, sums, counts, and the log-probability (nats) of every token.
 
     Under an arm of several draws (`scores` has one answer a draw) log-probabilities are means over the draws,

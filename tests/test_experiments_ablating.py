@@ -158,7 +158,9 @@ def test_the_resampled_place_is_drawn_by_the_seed(shell: Shell) -> None:
             "1",
             out=f"s{len(places)}",
         )
-        about = shell.about("probe", f"s{len(places)}")["provenance"]["ablations"][f"L0H1+L1H3@resample"]["reference"]
+        about = shell.about("probe", f"s{len(places)}")["provenance"]["ablations"]["L0H1+L1H3@resample"][
+            "reference"
+        ]
         places.append((about["item"], about["position"]))
     assert places[0] == places[1] and len(set(places)) > 1
     assert np.isfinite(shell.table("measures", "s0")["value"]).all()

@@ -93,9 +93,7 @@ def test_an_arm_has_every_measure_and_the_identity_holds_in_each(shell: Shell) -
 
 def test_arms_are_paired_with_the_whole_model_and_with_each_other(shell: Shell) -> None:
     said = shell.ran("probe", *arms("L0H1,L1H3@how=zero", "random:L1H3@how=zero"))
-    wide = shell.table("measures").pivot(
-        index=["measure", "item_id"], columns="ablation", values="value"
-    )
+    wide = shell.table("measures").pivot(index=["measure", "item_id"], columns="ablation", values="value")
     table = shell.table("arms")
     assert tuple(table.columns) == TABLES["arms"]
     pairs = {("L0H1+L1H3@zero", "none"), ("random-L1H3@zero", "none"), ("random-L1H3@zero", "L0H1+L1H3@zero")}
@@ -111,7 +109,9 @@ def test_arms_are_paired_with_the_whole_model_and_with_each_other(shell: Shell) 
             (table["measure"] == line["measure"])
             & ((table["against"] == "none") == (line["family"] == "ablation arms"))
         ]
-        assert line["family_size"] == family["p"].notna().sum() and len(family) == 2 - (line["against"] != "none")
+        assert line["family_size"] == family["p"].notna().sum() and len(family) == 2 - (
+            line["against"] != "none"
+        )
     assert set(table["family"]) == {"ablation arms", "arms against arms"}
     assert table["removed"].notna().any()
     assert any("ablation L0H1+L1H3@zero against the whole model" in line for line in said.out)
@@ -135,8 +135,10 @@ def test_what_an_arm_is_stands_in_run_json_and_decides_whether_a_run_may_go_on(s
     shell.ran("probe", *words)
     assert shell.path("scores.jsonl").read_bytes() == before
     longer = shell.ran("probe", *arms("random:top:2"), out="longer")
-    assert longer.out and shell.about("probe", "longer")["provenance"]["ablations"]["random2"]["heads"] == (
-        about["random2"]["heads"]
+    assert (
+        longer.out
+        and shell.about("probe", "longer")["provenance"]["ablations"]["random2"]["heads"]
+        == (about["random2"]["heads"])
     )
 
 
@@ -218,11 +220,13 @@ def test_an_arm_that_is_mistyped_is_one_sentence(words: list[str], says: str | N
 
 
 def test_two_words_for_the_same_arm_are_refused(shell: Shell) -> None:
-    shell("probe", *arms("L0H1,L1H3", "L1H3,L0H1"), out="none").sentence("ablate the same heads in the same way")
+    shell("probe", *arms("L0H1,L1H3", "L1H3,L0H1"), out="none").sentence(
+        "ablate the same heads in the same way"
+    )
 
 
 def spec(*words: str, **more: Any) -> list[ArmSpec]:
-    settings = {"how": "mean", "where": "all", "alpha": 0.5, **more}
+    settings = {"how": "mean", "where": "all", "alpha": 0.5, "draws": 20, **more}
     return parse_arms(argparse.Namespace(ablate=words or "none", **settings))
 
 
@@ -261,12 +265,12 @@ def test_draws_are_measured_one_by_one_and_then_averaged(shell: Shell) -> None:
     engine, wording = Engine(loaded_once(str(shell.model))), load_wording()
     changes = [scale_heads(HeadSet.parse("L0H1,L1H3"), alpha) for alpha in (0.0, 2.0, 5.0)]
     item, names = ITEMS[0], ["pre", "neut", "fail"]
-    questions = asks(engine.model, item, names, wording, None, distractors_in=DISTRACTORS_IN, end_of_turn=True)
+    questions = asks(
+        engine.model, item, names, wording, None, distractors_in=DISTRACTORS_IN, end_of_turn=True
+    )
     whole = score_asks(engine, item, questions)
     drawn = score_asks(engine, item, [ask.under("mine", changes) for ask in questions])
-    alone = [
-        score_item(engine, item, names, wording, None, change, DISTRACTORS_IN) for change in changes
-    ]
+    alone = [score_item(engine, item, names, wording, None, change, DISTRACTORS_IN) for change in changes]
     for row, *singles in zip(drawn, *alone, strict=True):
         assert row["n_draws"] == 3 and row["ablation"] == "mine" and row["id"].endswith("|mine")
         assert row["draws"]["logprob"] == [one["logprob"] for one in singles]
@@ -287,6 +291,9 @@ def test_draws_are_measured_one_by_one_and_then_averaged(shell: Shell) -> None:
     of_whole = both[both["ablation"] == "none"].set_index("measure")
     assert of_whole["value"].to_dict() == measure(pd.DataFrame(whole)).set_index("measure")["value"].to_dict()
     assert of_whole["n_draws"].isna().all()
-    uneven = [*drawn[:-1], {**drawn[-1], "draws": {name: one[:2] for name, one in drawn[-1]["draws"].items()}}]
+    uneven = [
+        *drawn[:-1],
+        {**drawn[-1], "draws": {name: one[:2] for name, one in drawn[-1]["draws"].items()}},
+    ]
     with pytest.raises(InputError, match="unequal numbers of draws"):
         measure(pd.DataFrame(uneven))
