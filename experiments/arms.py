@@ -59,7 +59,7 @@ class ArmSpec:
 
 
 Shares = Literal["prompts", "arm", "nothing"]
-"""What the questions of an item share: the whole model's prompts, those of their arm, or nothing: other values for each."""
+"""What the questions of an item share: the whole model's prompts, their arm's, or nothing (each has its own values)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,10 +56,10 @@ def run(args: argparse.Namespace) -> Report:
     shown = tables.manipulations.drop(columns=["model", "n_clusters", "p"])
     lines = ["change of log p(a×) against the standard record, nats per action, and G of the same items"]
     for (env, label), group in shown.groupby(["env", "ablation"], sort=False):
-        about = "" if label == UNABLATED else f", ablation {label}"
+        arm = "" if label == UNABLATED else f", ablation {label}"
         lines += [
             "",
-            f"== {env}{about}",
+            f"== {env}{arm}",
             frame_text(group.drop(columns=["env", "ablation"]).sort_values("delta")),
         ]
     lines += ["", *notes]
