@@ -35,6 +35,7 @@ from experiments.options import Option, positive
 from experiments.reference_sets import MIN_REFERENCE, REFERENCE, ReferenceSet, reference_set
 from experiments.session import Session
 from mech.capture import everything_names
+from mech.changes import score_changes
 from mech.donors import RoleMeans, by_role, in_order
 from mech.errors import InputError
 from mech.heads import HeadSet
@@ -311,6 +312,10 @@ class Replacement:
                 found.append([ask.query for ask in asked])
         return found
 
+    def with_draws(self, draws: int) -> Replacement:
+        """The same with fewer draws: the first ones. Fitted constants and kept donors are shared."""
+        return self if draws == self.draws else replace(self, draws=draws)
+
     def _donors(self) -> Donors:
         if self.donors is None:
             raise InputError(f"--how {self.how} needs a reference set: make it with `replacement`.")
@@ -408,6 +413,8 @@ def score_under(
     if put.by_question and where == "all" and heads is not None:
         shared = 0  # every position has a value of its own: nothing is shared
     by_draw: list[list[dict[str, Any]]] = []
+    if put.by_question and where == "candidate":
+        return _side_by_side(session, questions, changes, shared)
     changed = [
         [replace(ask, query=replace(ask.query, intervention=change)) for change in own]
         for ask, own in zip(questions, changes, strict=True)
@@ -418,4 +425,18 @@ def score_under(
         by_draw.append(
             [score_row(session.model, ask, score) for ask, score in zip(asked, scores, strict=True)]
         )
+    return by_draw
+
+
+def _side_by_side(
+    session: Session, questions: Sequence[Ask], changes: Sequence[Sequence[Intervention]], shared: int
+) -> list[list[dict[str, Any]]]:
+    """Rows by draw: every question is run once, and its draws as copies of its candidate positions."""
+    names = everything_names(session.model, "hook_resid_pre")
+    by_draw: list[list[dict[str, Any]]] = [[] for _ in changes[0]]
+    for ask, own in zip(questions, changes, strict=True):
+        clean = session.engine.run(ask.query, names, shared)
+        for draw, score in enumerate(score_changes(session.engine, clean, own)):
+            told = replace(ask, query=replace(ask.query, intervention=own[draw]))
+            by_draw[draw].append(score_row(session.model, told, score))
     return by_draw

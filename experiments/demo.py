@@ -39,7 +39,15 @@ def run(args: argparse.Namespace) -> Report:
         (probe_items.STUDY, {"limit": args.items_probed}),
         (find_heads.STUDY, {"top": 16}),
         (patch_heads.STUDY, {"limit": args.items_patched}),
-        (ablate_heads.STUDY, {"limit": args.items_ablated, "k": args.k, "controls": args.controls}),
+        (
+            ablate_heads.STUDY,
+            {
+                "limit": args.items_ablated,
+                "k": args.k,
+                "controls": args.controls,
+                "control_kinds": ("random",),
+            },
+        ),
     ]
     for study, chosen in steps:
         report = _step(study, arguments(study, {**common, **chosen}))

@@ -91,7 +91,7 @@ def stages(args: argparse.Namespace) -> list[Stage]:
         Stage(
             "ablate",
             ablate_heads.STUDY,
-            {"limit": deep, "k": k, "controls": args.ablated_controls},
+            {"limit": deep, "k": k, "controls": args.ablated_controls, "control_kinds": ("random",)},
             lambda s: _ablate(s, deep) * (1 + n_sizes * (1 + args.ablated_controls)),
             needed=True,
         ),

@@ -67,7 +67,11 @@ def from_ablation(
     controls: pd.DataFrame,
     off_target: pd.DataFrame,
 ) -> pd.DataFrame:
-    """Rows of an ablation at all positions; COLUMNS."""
+    """Rows of an ablation at all positions (of log p(a×)); COLUMNS."""
+    removed, controls = (
+        table[(table["how"] == how) & (table["metric"] == "logprob")] for table in (removed, controls)
+    )
+    off_target = off_target[off_target["how"] == how]
     beside = controls[controls["control"] == "random"].set_index("set")
     of_set = {
         str(label): group.set_index("quantity")

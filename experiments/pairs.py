@@ -7,7 +7,7 @@ default has an entry of its own in run.json, and rows and tables name their pair
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,7 +78,7 @@ def measure_all(
             folder.append_all(name, measure(session, item, pair, todo))
 
 
-def require_conditions(session: Session, pair: tuple[str, str]) -> Session:
+def require_conditions(session: Session, pair: Sequence[str]) -> Session:
     """The session with the items that can be put under both conditions, the others noted as left out.
 
     Raises:

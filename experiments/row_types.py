@@ -71,7 +71,8 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         **{"k": _Count, "before": _LogProb, "logprob": _LogProb},
     },
     "ablations": {
-        **{**_ITEM, "set": _Name, "kind": _Name, "k": _Count, "values": dict[str, float]},
+        **{**_ITEM, **_PAIR, "how": _Name, "set": _Name, "kind": _Name, "k": _Count, "references": _Name},
+        "scores": dict[str, dict[str, list[float]]],
         "losses": NotRequired[dict[str, list[float]]],
     },
     "joint_sets": {

@@ -47,7 +47,7 @@ SCREEN_MISSES = (
     *("site", "direction", "screen", "quantity", "k", "mean", "ci_lo", "ci_hi", "worst"),
     *("n", "n_clusters"),
 )
-ABLATION = ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n")
+ABLATION = ("how", "metric", "set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n")
 
 # by: operator, error_type, template, step or quotes_source; level: a value of it.
 BREAKDOWN = ("model", "env", "by", "level", "measure", *_INTERVAL)
@@ -101,17 +101,24 @@ OVERLAP = ("direction", "statistic", "of", "k", "estimate", "ci_lo", "ci_hi", "c
 
 # What else an ablation changes, against the whole model; equivalent: the interval lies inside ±delta.
 OFFTARGET = (
-    *("set", "kind", "k", "quantity", "whole", "ablated", "change", "ci_lo", "ci_hi"),
+    *("how", "set", "kind", "k", "quantity", "whole", "ablated", "change", "ci_lo", "ci_hi"),
     *("delta", "equivalent", "n", "n_clusters"),
+)
+# How well controls match: n_heads beside k, that of the selected set; ratio: of output norms (norm) or damage (damage).
+CONTROL_SETS = ("set", "kind", "k", "n_heads", "ratio", "displaced", "reached")
+# Of ablate, how: what takes the place of z; draw_sd: SD over the draws of donors of the share.
+REMOVED = (
+    *("how", "metric", "set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats"),
+    *("n", "n_clusters", "flagged", "draw_sd"),
 )
 # control: the kind of the controls that random_… speaks of; percentile: of 100 controls, how many remove less.
 CONTROLS = (
-    *("set", "k", "share", "random_mean", "random_lo", "random_hi", "n_controls", "p"),
+    *("how", "metric", "set", "k", "share", "random_mean", "random_lo", "random_hi", "n_controls", "p"),
     *("control", "percentile"),
 )
 # The dose curve's area (mean share over 0 … k_max) against those of the controls; trend: Spearman of share on k.
 DOSE = (
-    *("measure", "control", "k_max", "n_sizes", "area", "ci_lo", "ci_hi", "trend"),
+    *("how", "metric", "measure", "control", "k_max", "n_sizes", "area", "ci_lo", "ci_hi", "trend"),
     *("control_mean", "control_lo", "control_hi", "n_controls", "p", "percentile"),
     *("n", "n_clusters", "flagged"),
 )
@@ -250,6 +257,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "path": PATH,
     "ablation": ABLATION,
     "controls": CONTROLS,
+    "control_sets": CONTROL_SETS,
+    "removed": REMOVED,
     "dose": DOSE,
     "offtarget": OFFTARGET,
     "placebos": PLACEBOS,

@@ -1,8 +1,8 @@
 """Dose and response: a measure against the number of ablated heads, selected heads against controls.
 
 Reads ablation.csv, and controls.csv where offtarget.csv is there too. Selected heads: mean and 95 % interval. Controls
-(random heads of the same layers; heads of the same output norm): the range, smallest to largest mean, over their
-draws, and the median.
+(random heads of the same layers; heads of the same output norm; as many as cost as much): the range, smallest to
+largest mean, over their draws, and the median.
 No ablation: the horizontal line. Under Δcopy stands, size by size, the percentile of the selected set among its
 controls by the share of Δcopy removed.
 """
@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from figures import style
-from figures.load import FigureError, MissingTable, read_table
+from figures.load import FigureError, MissingTable, first_way, read_table
 
 LABELS = {
     "copy": "Δcopy, nats",
@@ -27,9 +27,12 @@ LABELS = {
 }
 _CONTROLS = {
     "random": ("random, layer-matched", style.SEM, style.RANDOM, "s"),
-    "strength": ("same output norm", style.MUTED, style.OTHER, "D"),
+    "norm": ("same output norm", style.MUTED, style.OTHER, "D"),
+    "damage": ("same damage to log p(reference)", style.DAMAGE, style.DAMAGE, "^"),
 }
 _KINDS = ("none", "selected", *_CONTROLS)
+_UNDRAWN = ("previous_token", "sink", "complement")
+"""Kinds of control of one set a size: in controls.csv, not in the picture."""
 
 
 def dose_numbers(ablation: pd.DataFrame, measure: str) -> pd.DataFrame:
@@ -40,6 +43,7 @@ def dose_numbers(ablation: pd.DataFrame, measure: str) -> pd.DataFrame:
         FigureError: an unknown kind, k < 1 for ablated heads, or two selected sets of one size.
     """
     rows = ablation[ablation["measure"] == measure]
+    rows = rows[~rows["kind"].isin(_UNDRAWN)]
     unknown = set(rows["kind"]) - set(_KINDS)
     if unknown:
         raise FigureError(
@@ -64,7 +68,7 @@ def dose_numbers(ablation: pd.DataFrame, measure: str) -> pd.DataFrame:
 
 def draw_dose_curve(run: Path, measures: tuple[str, ...] = ("copy", "G")) -> list[Path]:
     """Write the figure `dose_curve`, a panel per measure in ablation.csv (Δcopy must be among them)."""
-    ablation = read_table(run, "ablation.csv")
+    ablation = first_way(read_table(run, "ablation.csv"))
     present = [measure for measure in measures if measure == "copy" or measure in set(ablation["measure"])]
     tables = [dose_numbers(ablation, measure) for measure in present]
     with style.styled():
@@ -74,7 +78,7 @@ def draw_dose_curve(run: Path, measures: tuple[str, ...] = ("copy", "G")) -> lis
             axes.set_xlabel("number of ablated heads k (log scale)")
             axes.set_title(LABELS.get(measure, measure))
         if (run / "offtarget.csv").is_file():  # older folders have controls without percentiles
-            _write_percentiles(panels[present.index("copy")], read_table(run, "controls.csv"))
+            _write_percentiles(panels[present.index("copy")], first_way(read_table(run, "controls.csv")))
         handles, names = panels[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=2 if len(names) > 3 else len(names))
         return style.save(figure, pd.concat(tables), run, "dose_curve")

@@ -111,6 +111,13 @@ WHOLE_MODEL = "none"
 DIRECTIONS = ("denoise", "noise")
 
 
+def first_way(table: pd.DataFrame, metric: str = "logprob") -> pd.DataFrame:
+    """Of an ablation's table the rows of the first way (`how`) and of one metric, losses included."""
+    if "how" in table.columns and len(table):
+        table = table[table["how"] == table["how"].iloc[0]]
+    return table[table["metric"].isin([metric, "loss"])] if "metric" in table.columns else table
+
+
 class FigureError(ValueError):
     """A table that cannot be drawn, in one sentence that says what is wrong with it."""
 

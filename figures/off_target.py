@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from figures import style
 from figures.layout import arms, foot
-from figures.load import FigureError, MissingTable, is_true, read_table, refuse_doubles
+from figures.load import FigureError, MissingTable, first_way, is_true, read_table, refuse_doubles
 
 _SUM, _PER_TOKEN = "change, nats", "change, nats per token"
 LABELS = {
@@ -29,7 +29,11 @@ LABELS = {
     "random_first_loss": ("loss, random tokens", _PER_TOKEN),
     "random_repeat_loss": ("loss, repeated tokens", _PER_TOKEN),
 }
-_CONTROLS = {"random": ("random, layer-matched", style.RANDOM), "strength": ("same output norm", style.OTHER)}
+_CONTROLS = {
+    "random": ("random, layer-matched", style.RANDOM),
+    "norm": ("same output norm", style.OTHER),
+    "damage": ("same damage", style.DAMAGE),
+}
 
 
 def off_target_numbers(table: pd.DataFrame) -> pd.DataFrame:
@@ -59,7 +63,7 @@ def off_target_numbers(table: pd.DataFrame) -> pd.DataFrame:
 
 def draw_off_target(run: Path) -> list[Path]:
     """Write the figure `off_target` from offtarget.csv; returns its three files."""
-    table = off_target_numbers(read_table(run, "offtarget.csv"))
+    table = off_target_numbers(first_way(read_table(run, "offtarget.csv")))
     present = [name for name in LABELS if name in set(table["quantity"])]
     with style.styled():
         figure, panels = style.new_figure(height=4.7, n_rows=2, n_columns=3)

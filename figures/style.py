@@ -20,6 +20,7 @@ SELECTED = "#D55E00"
 OTHER = "#8A8F98"
 RANDOM = "#56B4E9"
 MUTED = "#5A5F66"
+DAMAGE = "#009E73"  # controls that cost as much as the selected heads
 DIVERGING = "RdBu_r"  # centred at zero: red raises log p(a×), blue lowers it
 SEQUENTIAL = "cividis"
 WIDTH = 7.0  # inches: the text width of a paper page

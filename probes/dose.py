@@ -28,8 +28,10 @@ DOSE = (
     *("control_mean", "control_lo", "control_hi", "n_controls", "p", "percentile"),
     *("n", "n_clusters", "flagged"),
 )
-CONTROLS = ("random", "strength")
-"""Kinds of control: random heads of the same layers; heads that write as much and score low (`mech.strength`)."""
+DRAWN = ("random", "norm", "damage")
+CONTROLS = (*DRAWN, "previous_token", "sink", "complement")
+"""Kinds of control (`experiments.control_sets` says what each is); those that are not drawn are one set a size, among
+which a p would say nothing: it is NaN. `k` of a control is that of the set it controls, whatever its own size."""
 KINDS = ("none", "selected", *CONTROLS)
 
 _ROW = ("set", "kind", "k", "item_id", "task_id", "measure", "value")
@@ -122,7 +124,7 @@ def against_controls(removed: pd.DataFrame) -> pd.DataFrame:
         for kind in kinds:
             same = (removed["kind"] == kind) & (removed["k"] == selected["k"])
             controls = removed[same]["share"]
-            cells = among(float(selected["share"]), controls.to_numpy(float))
+            cells = _among_kind(kind, float(selected["share"]), controls.to_numpy(float))
             lines.append((selected["set"], int(selected["k"]), selected["share"], *cells[:5], kind, cells[5]))
     names = ["share", "random_mean", "random_lo", "random_hi", "n_controls", "p", "control", "percentile"]
     return pd.DataFrame(lines, columns=["set", "k", *names])
@@ -140,6 +142,14 @@ def among(
     return (*spread, m, p, 100 * float((controls < value).mean()))
 
 
+def _among_kind(
+    kind: str, value: float, controls: Float[np.ndarray, " control"]
+) -> tuple[float, float, float, int, float, float]:
+    """As `among`, without p and percentile for a kind that is not drawn."""
+    cells = among(value, controls)
+    return cells if kind in DRAWN else (*cells[:4], math.nan, math.nan)
+
+
 def dose_areas(
     rows: pd.DataFrame,
     rng_for: RngFactory,
@@ -149,7 +159,8 @@ def dose_areas(
     """The whole dose curve of the selected heads as one number, against the curves of the controls.
 
     With s(k) the share of the measure's mean that the best k heads remove (s(0) = 0), the area is the mean height of
-    s over 0 … the largest k (trapezoids, k linear). The controls of one draw, over all sizes, are one curve.
+    s over 0 … the largest k (trapezoids, k linear). The controls of one draw, over all sizes, are one curve; a draw
+    that was not made at every size (a large set has fewer controls) is none, and is not among `n_controls`.
 
     Args:
         rows: as `share_removed`; the label of a control ends in /DRAW, the same word for one draw at every size.
@@ -162,7 +173,7 @@ def dose_areas(
         whole model at k = 0 among the points; NaN with one size. p and percentile as `against_controls`.
 
     Raises:
-        InputError: as `share_removed`, or a draw was not made at every size.
+        InputError: as `share_removed`.
     """
     _check_ablated(rows)
     lines = []
@@ -184,24 +195,28 @@ def dose_areas(
         trend = _trend(sizes, curves["selected", ""]["share"].to_numpy(float))
         for kind in [kind for kind in CONTROLS if (removed["kind"] == kind).any()] or [CONTROLS[0]]:
             controls = np.array([area for (of, _), area in areas.items() if of == kind])
-            about = (measure, kind, sizes[-1], len(sizes), area, *known, trend, *among(area, controls))
+            about = (
+                measure,
+                kind,
+                sizes[-1],
+                len(sizes),
+                area,
+                *known,
+                trend,
+                *_among_kind(kind, area, controls),
+            )
             lines.append((*about, found.n, found.n_clusters, found.degenerate or math.isnan(area)))
     return pd.DataFrame(lines, columns=list(DOSE))
 
 
 def _curves(removed: pd.DataFrame) -> tuple[list[int], dict[tuple[str, str], pd.DataFrame]]:
-    """The sizes, ascending, and (kind, draw) → its sets in that order; the selected sets have no draw."""
+    """The sizes, ascending, and (kind, draw) → its sets in that order, of draws at every size; selected: no draw."""
     draws = removed["set"].str.rpartition("/")[2].where(removed["kind"] != "selected", "")
     curves = {key: curve.sort_values("k") for key, curve in removed.groupby([removed["kind"], draws])}
     if ("selected", "") not in curves:
         raise InputError("A dose curve needs a selected set of heads.")
     sizes = curves["selected", ""]["k"].tolist()
-    for (kind, draw), curve in curves.items():
-        if curve["k"].tolist() != sizes:
-            raise InputError(
-                f"The {kind} sets '{draw}' are not of the selected sizes {sizes}: finish the run."
-            )
-    return sizes, curves
+    return sizes, {key: curve for key, curve in curves.items() if curve["k"].tolist() == sizes}
 
 
 def _trend(sizes: Sequence[int], shares: Float[np.ndarray, " size"]) -> float:

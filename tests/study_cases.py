@@ -134,7 +134,7 @@ class Shell:
         if study in ON_ITEMS:
             base += ["--items", self.items, "--quiet", "yes"]
         if study in ABLATES or "--ablate" in words:
-            base += ["--reference-items", self.reference]
+            base += ["--reference-items", f"4@{self.reference}"]
         if out is not None:
             base += ["--out", self.tmp / out]
         self.capture.readouterr()
