@@ -1,8 +1,8 @@
 """Δcopy and Δsem by kind of failure: error family, operator, task template, step, whether the error quotes a×.
 
 Reads breakdown.csv: mean over the items of a level, nats per action, with its 95 % interval. A figure per
-environment (their levels have nothing in common), a row of panels per grouping, a column per model or ablation arm. Levels are
-sorted by Δcopy (mean over models), largest on top; steps by number. A grouping with a single level says what
+environment (their levels have nothing in common), a row of panels per grouping, a column per model or ablation arm.
+Levels are sorted by Δcopy (mean over models), largest on top; steps by number. A grouping with a single level says what
 `split_bars` says and is left out.
 """
 

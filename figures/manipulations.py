@@ -4,8 +4,8 @@ Reads manipulations.csv: delta = mean over items of the paired L(condition) − 
 95 % interval; p after Holm's correction over all conditions of one model and environment; G of the condition
 itself. Equivalent means that the interval lies inside ±δ; δ is in equivalence.csv, where that is there.
 
-A panel per environment (down) and model or ablation arm (across). The conditions of an environment have one order in all its
-panels: by the mean of their deltas over models, the one that lowers log p(a×) most on top.
+A panel per environment (down) and model or ablation arm (across). The conditions of an environment have one order in
+all its panels: by the mean of their deltas over models, the one that lowers log p(a×) most on top.
 """
 
 from __future__ import annotations
