@@ -14,7 +14,7 @@ import argparse
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -142,8 +142,13 @@ def parse_arms(args: argparse.Namespace) -> list[ArmSpec]:
     return specs
 
 
-def ablation_arms(session: Session, args: argparse.Namespace) -> Arms:
+def ablation_arms(session: Session, args: argparse.Namespace, tasks: Collection[str] = ()) -> Arms:
     """The arms that the options ask for, the whole model first; what takes the place of z is computed once a way.
+
+    Args:
+        session: the model, and the measured items, whose tasks are no reference.
+        args: the options ABLATING, and those that the pool is read with.
+        tasks: further tasks that the model is run on.
 
     Raises:
         InputError: as `parse_arms`; the heads of an arm cannot be told or do not exist; two arms ablate the same heads
@@ -167,7 +172,7 @@ def ablation_arms(session: Session, args: argparse.Namespace) -> Arms:
         way = (spec.how, spec.draws, spec.alpha if spec.how == "scale" else None)
         if way not in instead:
             settings = argparse.Namespace(**{**vars(args), "alpha": spec.alpha, "draws": spec.draws})
-            instead[way] = replacement(session, settings, how=spec.how, reference=reference)
+            instead[way] = replacement(session, settings, tasks, how=spec.how, reference=reference)
             reference = reference or instead[way].reference
         put = instead[way]
         arms.append(Arm(spec.label, heads, put, spec.where))

@@ -38,6 +38,7 @@ STUDIES = {
     "rollout": "experiments.roll_out",
     "predict": "experiments.predict_repeats",
     "compare": "experiments.compare_runs",
+    "calibrate": "experiments.calibrate",
     "bench": "experiments.bench",
     "bench-sandbox": "experiments.bench_sandbox",
     "demo": "experiments.demo",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from experiments.tables import frame_text
+from experiments.tables import frame_text, interval_text
 
 SHOWN = {
     "parseable_share": "readable",
@@ -59,7 +59,8 @@ def _contrast_text(contrasts: pd.DataFrame) -> str:
     chosen = contrasts[contrasts["metric"].isin(COMPARED)]
     cells = chosen.assign(
         cell=[
-            f"{row.difference:+.2f} [{row.ci_lo:+.2f}, {row.ci_hi:+.2f}]{'*' if row.p_holm < 0.05 else ' '}"
+            f"{row.difference:+.2f} {interval_text(row.ci_lo, row.ci_hi, digits=2, sign='+')}"
+            f"{'*' if row.p_holm < 0.05 else ' '}"
             for row in chosen.itertuples()
         ]
     )

@@ -105,6 +105,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
             name: float for name in ("logp_pre", "logp_fail", "G", "backfire_nats", "copy", "sem", "p_repeat")
         },
         **{"n_tokens": _Tokens, "repeats": bool, "repeats_exact": bool},
+        **{name: NotRequired[_Name] for name in ("change", "ablation", "step")},
     },
 }
 _CONFIG = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)

@@ -1,8 +1,10 @@
 """The columns of a run folder's rows and tables, written down once; a table may add columns after these.
 
 Lengths are in tokens, log-probabilities and their differences in nats per action, shares between 0 and 1,
-`ci_lo`, `ci_hi` (and `…_lo`, `…_hi`) the ends of a 95 % interval, `n` items, `n_clusters` tasks. Tables of a probe
-end with `ablation`, the label of the ablation arm ("none": the whole model).
+`ci_lo`, `ci_hi` (and `…_lo`, `…_hi`) the ends of a 95 % interval (empty below six clusters), `n` items, `n_clusters`
+tasks, or what --cluster names; `deff` is the design effect, `p_holm` p corrected over a family of `family_size` tests
+(`probes.families`); p is empty where .05 could not be reached, and for shares and probabilities. Tables of a
+probe end with `ablation`, the label of the ablation arm ("none": the whole model).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ SCORES = (
     *("logprob", "n_tokens", "is_greedy"),
 )  # and whatever else the scorer knows of a row
 MEASURES = ("model", "env", "item_id", "task_id", "measure", "value")
-SUMMARY = ("model", "env", "measure", *_INTERVAL, "p", "p_holm")
+SUMMARY = ("model", "env", "measure", *_INTERVAL, "deff", "p", "p_holm", "family_size")
 HEADS = ("layer", "head")  # and one column per score
 # What was patched where: site (z, q, k, v, pattern, mlp_out or resid_pre), at (candidate, record or observation), and
 # the pair of conditions. head counts query heads: empty for k and v, which have a kv_head, and for layers.
@@ -52,14 +54,14 @@ ABLATION = ("how", "metric", "set", "kind", "k", "measure", "mean", "ci_lo", "ci
 # by: operator, error_type, template, step or quotes_source; level: a value of it.
 BREAKDOWN = ("model", "env", "by", "level", "measure", *_INTERVAL)
 # Not the mean of an item's ratios: ratios of sums, medians and shares over items.
-DECOMPOSITION = ("model", "env", "quantity", "estimate", "ci_lo", "ci_hi", "n", "n_clusters")
+DECOMPOSITION = ("model", "env", "quantity", "estimate", "ci_lo", "ci_hi", "n", "n_clusters", "deff")
 # equivalent: the whole interval lies inside ±delta.
 EQUIVALENCE = ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "delta", "equivalent")
 # delta: mean of the paired L(condition) − L(fail); G: that of L(pre) − L(condition); Holm's family: all
 # conditions of one model and environment.
 MANIPULATIONS = (
-    *("model", "env", "condition", "delta", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm"),
-    *("G", "equivalent"),
+    *("model", "env", "condition", "delta", "ci_lo", "ci_hi", "n", "n_clusters"),
+    *("deff", "p", "p_holm", "family_size", "G", "equivalent"),
 )
 # axis: position (level: decile 0 to 9 of the token's place in a×) or part (level: before, error, after);
 # mean: nats per item, summed over the tokens of that level.
@@ -68,7 +70,7 @@ PROFILES = ("model", "env", "measure", "axis", "level", *_INTERVAL)
 # family: "ablation arms" or "arms against arms", of one model, environment and measure.
 ARMS = (
     *("model", "env", "measure", "ablation", "against", "mean", "mean_against"),
-    *("difference", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm", "family", "family_size"),
+    *("difference", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm", "family_size", "family"),
     *("removed", "removed_lo", "removed_hi"),
 )
 LENGTH_MATCH = ("model", "env", "condition", "n", "mean_mismatch", "max_abs_mismatch", "share_exact")
@@ -202,8 +204,8 @@ ROLLOUTS = (
 EXTRACTIONS = ("model", "env", "arm", "harness", "change", "edit", "n", "n_steps", "share")
 # n: rollouts in which the metric is defined; n_undefined: the others.
 RATES = ("model", "env", "arm", "harness", "change", "metric", *_INTERVAL, "n_undefined")
-# Paired by task and sample. n_unpaired: rollouts without a partner; family: tests in Holm's family (one metric's).
-_PAIRED = ("ci_lo", "ci_hi", "n", "n_clusters", "n_undefined", "n_unpaired", "p", "p_holm", "family")
+# Paired by task and sample. n_unpaired: rollouts without a partner; Holm's family: one metric's.
+_PAIRED = ("ci_lo", "ci_hi", "n", "n_clusters", "n_undefined", "n_unpaired", "p", "p_holm", "family_size")
 CONTRASTS = ("model", "env", "metric", "arm", "baseline", "difference", *_PAIRED)
 # by_change: H/X − H; by_ban: H+ban − H; by_both: H+ban/X − H; interaction, with the interval: both − change − ban.
 FACTORIAL = (
@@ -220,9 +222,21 @@ PREDICT = (
     *("model", "env", "arm", "predictor", "auc", "ci_lo", "ci_hi", "n", "n_repeats", "n_clusters"),
     *("n_undefined", "n_dropped", "flagged", "brier", "ece"),
 )
+# auc: under the ablation; auc_whole: of the whole model, on the same points; the difference with its interval.
+PREDICT_ARMS = (
+    *("model", "env", "arm", "predictor", "ablation", "auc", "auc_whole", "difference", "ci_lo", "ci_hi"),
+    *("n", "n_repeats", "n_clusters", "n_dropped", "flagged"),
+)
 CALIBRATION = (
     *("model", "env", "arm", "predictor", "bin", "predicted", "observed", "ci_lo", "ci_hi"),
     *("n", "n_clusters"),
+)
+
+# Simulations of `probes.stats`: error (p at most .05 though the null holds), attainable (what an exact test can reject),
+# both (and the interval excludes the truth), coverage of the 95 % interval, below and above: on which side it misses.
+CALIBRATE = (
+    *("statistic", "population", "n_clusters", "simulations", "skew_items", "skew_clusters"),
+    *("error", "attainable", "both", "coverage", "below", "above", "width"),
 )
 
 # What a study left out of which items: `what` is a condition or a measure, `why` a sentence.
@@ -275,6 +289,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "scaling": SCALING,
     "scaling_fit": SCALING_FIT,
     "compare": COMPARE,
+    "calibrate": CALIBRATE,
     "left_out": LEFT_OUT,
     "rollouts": ROLLOUTS,
     "rollout_extractions": EXTRACTIONS,
@@ -283,5 +298,6 @@ TABLES: dict[str, tuple[str, ...]] = {
     "rollout_factorial": FACTORIAL,
     "survival": SURVIVAL,
     "predict": PREDICT,
+    "predict_arms": PREDICT_ARMS,
     "calibration": CALIBRATION,
 }

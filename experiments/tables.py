@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pandas as pd
@@ -9,16 +10,8 @@ import pandas as pd
 from probes.layout import UNABLATED
 
 ARM_MEASURES = (
-    *(
-        "G",
-        "copy",
-        "sem",
-        "margin_shift",
-        "p_repeat_pre",
-        "p_repeat_fail",
-        "greedy_repeat_fail",
-        "G_abstract",
-    ),
+    *("G", "copy", "sem", "margin_shift", "p_repeat_pre", "p_repeat_fail"),
+    *("greedy_repeat_fail", "G_abstract"),
 )
 """What is printed of an arm; arms.csv has every measure."""
 NAMES = {
@@ -37,9 +30,8 @@ def summary_text(summary: pd.DataFrame) -> str:
     lines = [f"{'measure':<28}{'mean':>9}   95 % interval        items (tasks)"]
     for row in summary.itertuples():
         name = NAMES.get(str(row.measure), str(row.measure))
-        lines.append(
-            f"{name:<28}{row.mean:>9.3f}   [{row.ci_lo:>8.3f}, {row.ci_hi:>8.3f}]  {row.n} ({row.n_clusters})"
-        )
+        ends = interval_text(row.ci_lo, row.ci_hi, 8)
+        lines.append(f"{name:<28}{row.mean:>9.3f}   {ends}  {row.n} ({row.n_clusters})")
     return "\n".join(lines)
 
 
@@ -59,10 +51,10 @@ def arms_text(arms: pd.DataFrame, measures: Sequence[str] = ARM_MEASURES) -> lis
         for name, row in ordered.iterrows():
             share = "" if pd.isna(row["removed"]) else f"{row['removed']:.2f}"
             if share and not pd.isna(row["removed_lo"]):
-                share += f" [{row['removed_lo']:.2f}, {row['removed_hi']:.2f}]"
+                share += " " + interval_text(row["removed_lo"], row["removed_hi"], digits=2)
             lines.append(
                 f"{NAMES.get(str(name), str(name)):<28}{row['mean_against']:>9.3f}{row['mean']:>9.3f}"
-                f"{row['difference']:>12.3f}   [{row['ci_lo']:>8.3f}, {row['ci_hi']:>8.3f}]"
+                f"{row['difference']:>12.3f}   {interval_text(row['ci_lo'], row['ci_hi'], 8)}"
                 f"{row['p_holm']:>9.3g}   {share}"
             )
     return lines
@@ -73,10 +65,17 @@ def whole_model(table: pd.DataFrame) -> pd.DataFrame:
     return table[table["ablation"] == UNABLATED]
 
 
+def interval_text(lo: float, hi: float, width: int = 0, digits: int = 3, sign: str = "") -> str:
+    """`[lo, hi]`; where there is no interval (fewer than six clusters), a dash in its place and as wide."""
+    if math.isnan(lo) or math.isnan(hi):
+        return "—".center(2 * width + 4)
+    return f"[{lo:>{sign}{width}.{digits}f}, {hi:>{sign}{width}.{digits}f}]"
+
+
 def estimate_text(estimates: pd.DataFrame) -> str:
     """Lines of name, estimate and interval; columns name, estimate, ci_lo, ci_hi, n, n_clusters."""
     return "\n".join(
-        f"{row.name:<28}{row.estimate:>9.3f}   [{row.ci_lo:>8.3f}, {row.ci_hi:>8.3f}]  {row.n} ({row.n_clusters})"
+        f"{row.name:<28}{row.estimate:>9.3f}   {interval_text(row.ci_lo, row.ci_hi, 8)}  {row.n} ({row.n_clusters})"
         for row in estimates.itertuples(index=False)
     )
 

@@ -9,8 +9,8 @@ item by item and the items are resampled by cluster:
 
 Each arm is set against the whole model, and against the arms named before it: a selected set against its random
 controls is a difference too, and the only one that says anything of the selection. p is that of the mean difference,
-corrected by Holm within one model, environment, measure and family; the families are "ablation arms" (against the whole
-model) and "arms against arms". `family_size` counts the tests that are in it: those whose p is defined.
+corrected by Holm within one model, environment, measure and `family` (`probes.families`, "arms"): "ablation arms"
+(against the whole model) or "arms against arms".
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ import numpy as np
 import pandas as pd
 
 from probes.effects import MIN_DELTA, require
+from probes.families import corrected
 from probes.layout import UNABLATED
-from probes.stats import N_DRAWS, RngFactory, cluster_bootstrap, cluster_ratios, family_size, holm
+from probes.stats import N_DRAWS, RngFactory, cluster_bootstrap, cluster_ratios
 
 ARMS = (
     *("model", "env", "measure", "ablation", "against", "mean", "mean_against"),
-    *("difference", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm", "family", "family_size"),
+    *("difference", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm", "family_size", "family"),
     *("removed", "removed_lo", "removed_hi"),
 )
 AGAINST_WHOLE = "ablation arms"
@@ -101,12 +102,7 @@ def arm_contrasts(
                 if len(pair):
                     key = (str(model), str(env), str(measure))
                     lines.append((*key, label, against, *_contrast(key, pair, rng_for, n_draws)))
-    table = pd.DataFrame(lines, columns=list(ARMS))
-    for _, places in table.groupby(["model", "env", "measure", "family"], sort=False).groups.items():
-        p = table.loc[places, "p"]
-        table.loc[places, "p_holm"] = holm(p)
-        table.loc[places, "family_size"] = family_size(p)
-    return table.astype({"family_size": int})
+    return corrected(pd.DataFrame(lines, columns=list(ARMS)), "arms")
 
 
 def _contrast(
@@ -125,5 +121,5 @@ def _contrast(
         )
         removed = (share.mean, share.lo, share.hi)
     family = AGAINST_WHOLE if against == UNABLATED else AMONG_ARMS
-    interval = (found.mean, found.lo, found.hi, found.n, found.n_clusters, found.p, math.nan)
-    return (float(np.mean(here)), float(np.mean(there)), *interval, family, 0, *removed)
+    interval = (found.mean, found.lo, found.hi, found.n, found.n_clusters, found.p, math.nan, 0)
+    return (float(np.mean(here)), float(np.mean(there)), *interval, family, *removed)

@@ -22,7 +22,8 @@ import pandas as pd
 
 from mech.errors import InputError
 from probes.effects import require
-from probes.stats import N_DRAWS, RngFactory, cluster_bootstrap
+from probes.families import null_is_zero
+from probes.stats import N_DRAWS, RATE, RngFactory, cluster_bootstrap
 
 BREAKDOWN = ("model", "env", "by", "level", "measure", "mean", "ci_lo", "ci_hi", "n", "n_clusters")
 SMALL_CELLS = ("model", "env", "by", "level", "measure", "n")
@@ -68,7 +69,8 @@ def breakdown(
     for key, cell in _cells(measures, attributes, measures_wanted):
         if len(cell) >= MIN_ITEMS:
             rng = rng_for("breakdown/" + "/".join(key))
-            found = cluster_bootstrap(cell["value"], cell["task_id"], rng, n_draws)
+            bounds = None if null_is_zero(key[-1]) else RATE
+            found = cluster_bootstrap(cell["value"], cell["task_id"], rng, n_draws, bounds=bounds)
             lines.append((*key, found.mean, found.lo, found.hi, found.n, found.n_clusters))
     return pd.DataFrame(lines, columns=list(BREAKDOWN))
 

@@ -9,8 +9,8 @@
 
 Where sem is exactly 0 the item's ratio is infinite, with the sign of copy: larger than every other, which a median
 can use. Where copy is 0 as well there is no ratio, and the item is left out of that line (its n says so). Every
-other quantity is over the items that have what it needs; nothing missing counts as zero. A share that every item
-agrees on has an interval of zero width, which says nothing about items not seen.
+other quantity is over the items that have what it needs; nothing missing counts as zero. Clusters are what `task_id`
+names; `deff` is the design effect (`probes.stats`), NaN for a median.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from probes.stats import (
     RngFactory,
     cluster_bootstrap,
     cluster_median,
+    cluster_rate,
     cluster_ratios,
     equivalent,
 )
 
-DECOMPOSITION = ("model", "env", "quantity", "estimate", "ci_lo", "ci_hi", "n", "n_clusters")
+DECOMPOSITION = ("model", "env", "quantity", "estimate", "ci_lo", "ci_hi", "n", "n_clusters", "deff")
 EQUIVALENCE = ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "delta", "equivalent")
 
 _MEASURED = ("model", "env", "item_id", "task_id", "measure", "value")
@@ -66,7 +67,8 @@ def decompose(measures: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAW
                 continue
             found = estimate(values, rng_for(f"decompose/{model}/{env}/{quantity}"), n_draws)
             shown = found.mean if math.isfinite(found.mean) else math.nan
-            lines.append((model, env, quantity, shown, found.lo, found.hi, found.n, found.n_clusters))
+            counts = (found.n, found.n_clusters, found.deff)
+            lines.append((model, env, quantity, shown, found.lo, found.hi, *counts))
     return pd.DataFrame(lines, columns=list(DECOMPOSITION))
 
 
@@ -128,14 +130,14 @@ def _ratio_median(values: pd.DataFrame, rng: np.random.Generator, n_draws: int) 
     defined = values[(values["copy"] != 0) | (values["sem"] != 0)]
     with np.errstate(divide="ignore"):  # the infinity is meant
         ratios = defined["copy"].to_numpy(float) / np.abs(defined["sem"].to_numpy(float))
-    return cluster_median(ratios, _tasks(defined), rng, n_draws)
+    return cluster_median(ratios, _tasks(defined), rng)
 
 
 def _sign_share(name: str, sign: int) -> Estimate:
     """Share of items whose measure has the sign."""
 
     def estimate(values: pd.DataFrame, rng: np.random.Generator, n_draws: int) -> Interval:
-        return cluster_bootstrap(np.sign(values[name]) == sign, _tasks(values), rng, n_draws)
+        return cluster_rate(np.sign(values[name]) == sign, _tasks(values))
 
     return estimate
 

@@ -19,11 +19,12 @@ import pandas as pd
 from mech.errors import InputError
 from probes.conditions import MANIPULATIONS as MANIPULATED
 from probes.effects import require
-from probes.stats import N_DRAWS, RngFactory, cluster_bootstrap, equivalent, holm
+from probes.families import corrected
+from probes.stats import N_DRAWS, RngFactory, cluster_bootstrap, equivalent
 
 MANIPULATIONS = (
-    *("model", "env", "condition", "delta", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm"),
-    *("G", "equivalent"),
+    *("model", "env", "condition", "delta", "ci_lo", "ci_hi", "n", "n_clusters"),
+    *("deff", "p", "p_holm", "family_size", "G", "equivalent"),
 )
 DELTA = 0.5  # nats: the whole call becomes at most e^0.5 = 1.65 times more or less likely
 
@@ -51,18 +52,15 @@ def manipulations(
     require(measures, _MEASURED, ["model", "env", "item_id", "measure"])
     if not delta > 0:
         raise InputError(f"The half-width of equivalence must be above 0 nats, not {delta}.")
-    tables = []
+    lines = []
     for (model, env), group in measures.groupby(["model", "env"], sort=True):
-        lines = []
         for condition, pairs in _by_condition(group):
             rng = rng_for(f"manipulation/{model}/{env}/{condition}")
             found = cluster_bootstrap(pairs["value"], pairs["task_id"], rng, n_draws)
             gain = _mean_over(group[group["measure"] == f"G_{condition}"], pairs["item_id"])
-            interval = (found.mean, found.lo, found.hi, found.n, found.n_clusters, found.p)
-            lines.append((model, env, condition, *interval, math.nan, gain, equivalent(found, delta)))
-        table = pd.DataFrame(lines, columns=list(MANIPULATIONS))
-        tables.append(table.assign(p_holm=holm(table["p"])))
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=list(MANIPULATIONS))
+            interval = (found.mean, found.lo, found.hi, found.n, found.n_clusters, found.deff, found.p)
+            lines.append((model, env, condition, *interval, math.nan, 0, gain, equivalent(found, delta)))
+    return corrected(pd.DataFrame(lines, columns=list(MANIPULATIONS)), "manipulations")
 
 
 def _by_condition(group: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:

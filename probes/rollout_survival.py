@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from probes.rollout_measures import ROLLOUT, per_step
-from probes.stats import MAX_DROPPED, N_DRAWS, RngFactory, cluster_codes, draw_clusters
+from probes.stats import MAX_DROPPED, N_DRAWS, RngFactory, cluster_codes, draw_clusters, percentile_ends
 
 SURVIVAL = (
     *("model", "env", "arm", "harness", "change"),
@@ -36,8 +36,8 @@ def survival(steps: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -
     Returns:
         The columns of SURVIVAL, t = 0, 1, … in free steps since the first failure. At t = 0 all rollouts are at risk,
         and those are censored that never get a chance to repeat; later, censored are those that end after t unrepeated
-        chances. The interval is pointwise; it is empty where more than MAX_DROPPED of the draws have nobody at risk at
-        t (the others are used), and where there is one task only.
+        chances. The interval is pointwise (`probes.stats.percentile_ends`); it is empty where more than MAX_DROPPED of the draws have nobody at risk at
+        t (the others are used), and where there are fewer than six tasks.
 
     Raises:
         InputError: as `per_step`.
@@ -79,8 +79,8 @@ def _kaplan_meier(times: pd.DataFrame, rng: np.random.Generator, n_draws: int) -
     lines: list[tuple[object, ...]] = []
     for t in clock:
         known = curves[:, t][~np.isnan(curves[:, t])]
-        shown = n_clusters > 1 and len(known) >= (1 - MAX_DROPPED) * n_draws
-        ends = np.quantile(known, [0.025, 0.975]).tolist() if shown else [math.nan, math.nan]
+        shown = len(known) >= (1 - MAX_DROPPED) * n_draws
+        ends = percentile_ends(known, n_clusters) if shown else (math.nan, math.nan)
         censored = int((~event & (time == t)).sum())
         numbers = (int(at_risk[:, t].sum()), int(events[:, t].sum()), censored, float(curve[t]))
         lines.append((int(t), *numbers, *ends))

@@ -6,7 +6,8 @@
                  under a ban than without one; an X that only does what the ban does has one that cancels its effect
 
 A measure that is undefined for a rollout (no failure: no repeat rate) leaves it, or its pair, out and is counted.
-Families of Holm's correction: all arms of one measure; in the factorial, all harnesses and changes of one measure.
+Families of Holm's correction (`probes.families`): all arms of one measure; in the factorial, all harnesses and changes
+of one measure. Differences of shares and rates have bounded intervals, counts studentised ones.
 Tasks are the clusters (several samples of a task are one). Intervals: `probes.stats`; everything within one model and
 environment.
 """
@@ -20,14 +21,15 @@ import numpy as np
 import pandas as pd
 
 from mech.errors import InputError
+from probes.families import corrected
 from probes.rollout_measures import KEYS, ROLLOUT
-from probes.stats import N_DRAWS, RngFactory, cluster_bootstrap, family_size, holm
+from probes.stats import N_DRAWS, RATE, RngFactory, cluster_bootstrap
 
 RATES = (
     *("model", "env", "arm", "harness", "change", "metric"),
     *("mean", "ci_lo", "ci_hi", "n", "n_clusters", "n_undefined"),
 )
-_TESTED = ("ci_lo", "ci_hi", "n", "n_clusters", "n_undefined", "n_unpaired", "p", "p_holm", "family")
+_TESTED = ("ci_lo", "ci_hi", "n", "n_clusters", "n_undefined", "n_unpaired", "p", "p_holm", "family_size")
 CONTRASTS = ("model", "env", "metric", "arm", "baseline", "difference", *_TESTED)
 EXTRACTIONS = ("model", "env", "arm", "harness", "change", "edit", "n", "n_steps", "share")
 NOT_RECORDED = "not recorded"
@@ -63,7 +65,8 @@ def rates(rollouts: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -
             for metric in metrics(rollouts):
                 known = rows[rows[metric].notna()]
                 rng = rng_for("/".join(("rollouts/rate", *map(str, cell), str(names[0]), metric)))
-                found = cluster_bootstrap(known[metric].astype(float), known["task_id"], rng, n_draws)
+                values = known[metric].astype(float)
+                found = cluster_bootstrap(values, known["task_id"], rng, n_draws, bounds=_range(metric, RATE))
                 counts = (found.n, found.n_clusters, len(rows) - len(known))
                 lines.append((*cell, *names, metric, found.mean, found.lo, found.hi, *counts))
     return pd.DataFrame(lines, columns=list(RATES))
@@ -83,7 +86,7 @@ def contrasts(
     Returns:
         The columns of CONTRASTS: n pairs, n_undefined pairs in which a value is missing, n_unpaired rollouts of which
         only one of the two arms has the task and sample. A difference that is the same in every pair has no p and is
-        not in its family; family is how many tests it holds.
+        not in its family; family_size is how many tests it holds.
 
     Raises:
         InputError: as `rates`, or a model and environment lack the baseline.
@@ -97,16 +100,16 @@ def contrasts(
                 f"The arm '{baseline}' was not run for {cell[0]} on {cell[1]}: name a baseline that was."
             )
         for metric in metrics(rollouts):
-            family = []
             for arm in arms:
                 if arm == baseline:
                     continue
                 values, counts = _paired(group, metric, (arm, baseline))
                 rng = rng_for("/".join(("rollouts/contrast", *map(str, cell), arm, metric)))
-                tests = _test(values[arm] - values[baseline], counts, rng, n_draws)
-                family.append((*cell, metric, arm, baseline, *tests))
-            lines += _corrected(family)
-    return pd.DataFrame(lines, columns=list(CONTRASTS))
+                tests = _test(
+                    values[arm] - values[baseline], counts, rng, n_draws, _range(metric, (-1.0, 1.0))
+                )
+                lines.append((*cell, metric, arm, baseline, *tests))
+    return corrected(pd.DataFrame(lines, columns=list(CONTRASTS)), "rollout contrasts")
 
 
 def factorial(rollouts: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> pd.DataFrame:
@@ -136,16 +139,15 @@ def factorial(rollouts: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAW
             and all((harness + ban, x) in arms for ban in ("", _BAN) for x in ("none", change))
         ]
         for metric in metrics(rollouts):
-            family = []
             for harness, change, four in squares:
                 values, counts = _paired(group, metric, four)
                 plain, changed, banned, both = (values[arm] for arm in four)
                 effects = [_mean(changed - plain), _mean(banned - plain), _mean(both - plain)]
                 rng = rng_for("/".join(("rollouts/factorial", *map(str, cell), harness, change, metric)))
-                tests = _test((both - banned) - (changed - plain), counts, rng, n_draws)
-                family.append((*cell, metric, harness, change, *effects, *tests))
-            lines += _corrected(family)
-    return pd.DataFrame(lines, columns=list(FACTORIAL))
+                apart = (both - banned) - (changed - plain)
+                tests = _test(apart, counts, rng, n_draws, _range(metric, (-2.0, 2.0)))
+                lines.append((*cell, metric, harness, change, *effects, *tests))
+    return corrected(pd.DataFrame(lines, columns=list(FACTORIAL)), "rollout factorial")
 
 
 def extractions(steps: pd.DataFrame) -> pd.DataFrame:
@@ -187,18 +189,22 @@ def _paired(group: pd.DataFrame, metric: str, arms: Sequence[str]) -> tuple[pd.D
     return known, (len(values) - len(known), len(rows) - len(whole))
 
 
+def _range(metric: str, bounds: tuple[float, float]) -> tuple[float, float] | None:
+    """The bounds, of a metric that is a share, a rate or a truth value; counts have none."""
+    return None if metric.startswith("n_") else bounds
+
+
 def _test(
-    values: pd.Series, counts: tuple[int, int], rng: np.random.Generator, n_draws: int
+    values: pd.Series,
+    counts: tuple[int, int],
+    rng: np.random.Generator,
+    n_draws: int,
+    bounds: tuple[float, float] | None,
 ) -> tuple[object, ...]:
     """Mean and the cells of _TESTED, those of the family still empty."""
-    found = cluster_bootstrap(values, values.index.get_level_values("task_id"), rng, n_draws)
+    tasks = values.index.get_level_values("task_id")
+    found = cluster_bootstrap(values, tasks, rng, n_draws, bounds=bounds)
     return (found.mean, found.lo, found.hi, found.n, found.n_clusters, *counts, found.p, math.nan, 0)
-
-
-def _corrected(family: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
-    """The lines of one family with p_holm and the size of the family, which are the last two cells."""
-    p = np.array([line[-3] for line in family], dtype=float)
-    return [(*line[:-2], float(one), family_size(p)) for line, one in zip(family, holm(p), strict=True)]
 
 
 def _mean(values: pd.Series) -> float:

@@ -1,18 +1,29 @@
-"""Statistics of items that come in clusters: bootstrap intervals, p-values, Holm's correction, equivalence.
+"""Statistics of items that come in clusters: estimates, intervals, exact tests, equivalence.
 
-Items of one task share a world and a prompt, so tasks are drawn, not items. One draw of the percentile
-cluster bootstrap takes as many clusters as there are, with replacement, and pools all their items: with s the
-sums and n the sizes of the clusters and w ~ Multinomial(C, 1/C) the number of times each was taken, its mean
-is w·s / w·n. All draws are one matrix product. A ratio of means, Σa / Σb, is the same with the sums of b in
-place of n. A median is one too: with the items in ascending order and m the number of each cluster's items up to a
-place in that order, w·m is the rank the draw reaches there, and its median stands where the rank passes half.
+Items of one task share a world and a prompt, so tasks are the independent units (or templates, or system prompts:
+`--cluster`). With s_c and n_c the sums of numerators and denominators over the items of cluster c (a mean has
+denominators of 1), θ = Σ s_c / Σ n_c and r_c = s_c − θ n_c, for C clusters:
 
-p-values are two-sided and come from the draws centred on the estimate (the null "the mean is zero"): with b
-of m centred draws at least as far from zero as the estimate, p = (b + 1) / (m + 1), never 0.
+    standard error  se = √(C / (C−1) · Σ r_c²) / |Σ n_c|, the linearised cluster-robust error (CR1)
+    design effect   deff = se² over what it would be if every item were a cluster of its own
+    test            sign flips over clusters: of all 2^m ways to give the m non-zero s_c a sign, the share whose sum is
+                    at least as far from 0 as the observed one (two-sided, the observed one included). Null: each s_c is
+                    as likely to be −s_c. Exact up to `EXACT` non-zero clusters; beyond, b of `N_FLIPS` random flips
+                    give p = (b + 1) / (N_FLIPS + 1) (Phipson & Smyth 2010). 0/1 differences with an item a cluster
+                    make it McNemar's exact test. No p where even all of one sign could not reach .05: m < 6.
+    interval        studentised cluster bootstrap (bootstrap-t; Davison & Hinkley 1997, section 5.2; Cameron, Gelbach &
+                    Miller 2008): quantiles of t* = (θ* − θ) / se* over draws of C clusters with replacement, se* of the
+                    draw but at least `FLOOR` of se, so that no draw's t* is infinite; each end is the wider of this one
+                    and of θ ± se · t(C−1). No interval for fewer than `MIN_CLUSTERS` clusters.
+    shares, rates   and 0/1 differences: the t-interval of the clusters and two more of average size, one at each bound
+                    of the range, cut at the bounds (after Agresti & Coull 1998, Agresti & Min 2005). Also where all
+                    items agree, and never outside the range.
+    medians         all values m that the sign-flip test of Σ sign(x − m) over the clusters does not reject at .05: with
+                    an item a cluster, the order-statistic interval.
 
-What a percentile bootstrap cannot express: an interval from one cluster (NaN here) and one from values that
-do not vary (zero width here, p NaN); both are flagged `degenerate`. With fewer than about ten clusters it is
-too narrow. NaN in, NaN out.
+`backfire calibrate` simulates the error of the tests and the coverage of the intervals; docs/statistics.md has its
+table. All columns of one call see the same draws. NaN in, NaN out. `degenerate` marks an estimate without an interval
+that could be read: too few clusters, values that do not vary (zero width), a denominator that may vanish.
 """
 
 from __future__ import annotations
@@ -25,14 +36,31 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from jaxtyping import Float, Int, Shaped
+from scipy.special import ndtr, stdtrit
 
 from mech.errors import InputError
+from probes.families import corrected as corrected_family
+from probes.families import family_size as family_size
+from probes.families import holm as holm
+from probes.families import null_is_zero
 
-SUMMARY = ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm")
-HEADLINE = "G"  # the declared family: the sign of G, one test per model and environment
+SUMMARY = (
+    *("model", "env", "measure", "mean", "ci_lo", "ci_hi", "n", "n_clusters"),
+    *("deff", "p", "p_holm", "family_size"),
+)
 N_DRAWS = 10_000
+N_FLIPS = 20_000
+EXACT = 24
+"""Non-zero clusters up to which all sign patterns are counted: 2^24, by pairs of 2^12."""
+MIN_CLUSTERS = 6
+"""Fewer clusters have no interval, and no sign pattern with a two-sided p of .05: 2 / 2^5 is .0625."""
+FLOOR = 0.25
 MAX_DROPPED = 0.05  # share of draws that may lack what a statistic needs before its interval is given up
-_MAX_CELLS = 4_000_000  # draws × items held at once for a median: 32 MB
+RATE = (0.0, 1.0)
+"""The range of a share, a rate or a probability, as `bounds`."""
+_MAX_CELLS = 500_000  # draws × columns held at once: 4 MB, which stay in the cache
+_ROUNDING = 1e-12
+_TIE = 1e-9
 
 RngFactory = Callable[[str], np.random.Generator]
 """Name of a statistic → its own stream of random numbers."""
@@ -40,7 +68,7 @@ RngFactory = Callable[[str], np.random.Generator]
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its percentile interval, counts and two-sided p."""
+    """An estimate with its interval, counts, two-sided p and design effect."""
 
     mean: float
     lo: float
@@ -49,6 +77,7 @@ class Interval:
     n_clusters: int
     p: float
     degenerate: bool
+    deff: float = math.nan
 
 
 def cluster_bootstrap(
@@ -57,8 +86,9 @@ def cluster_bootstrap(
     rng: np.random.Generator,
     n_draws: int = N_DRAWS,
     level: float = 0.95,
+    bounds: tuple[float, float] | None = None,
 ) -> Interval:
-    """Mean over items with its cluster-bootstrap interval.
+    """Mean over items with its interval and sign-flip p.
 
     Args:
         values: one number per item.
@@ -66,18 +96,20 @@ def cluster_bootstrap(
         rng: the stream of this statistic.
         n_draws: bootstrap draws.
         level: coverage of the interval.
+        bounds: the range of the values, such as `RATE`; differences that vary and are all −1, 0 or 1 are taken for
+            bounded by those without being told.
 
     Returns:
         The same for any order of the items.
 
     Raises:
-        InputError: there are not as many clusters as values, or a cluster has no label.
+        InputError: there are not as many clusters as values, a cluster has no label, or a value is out of bounds.
     """
     numbers = np.asarray(values, dtype=float)
     labels = _labels(clusters, len(numbers))
     order = np.lexsort((numbers, labels))
     column = numbers[order][:, None]
-    return cluster_ratios(column, np.ones_like(column), labels[order], rng, n_draws, level)[0]
+    return cluster_ratios(column, np.ones_like(column), labels[order], rng, n_draws, level, bounds)[0]
 
 
 def cluster_ratios(
@@ -87,11 +119,21 @@ def cluster_ratios(
     rng: np.random.Generator,
     n_draws: int = N_DRAWS,
     level: float = 0.95,
+    bounds: tuple[float, float] | None = None,
 ) -> list[Interval]:
     """Σ numerators / Σ denominators of each column, with intervals; all columns see the same draws.
 
-    A ratio whose denominator changes its sign (or vanishes) in some draw has no percentile interval: it is
-    NaN, and flagged. So is everything about a column that holds NaN.
+    p is that of "the sum of the numerators is 0". A ratio whose denominator changes its sign (or vanishes) in some draw
+    has no interval: it is NaN, and flagged. So is everything about a column that holds NaN.
+
+    Args:
+        numerators: one row an item.
+        denominators: likewise.
+        clusters: one label an item.
+        rng: the stream of these statistics.
+        n_draws: bootstrap draws.
+        level: coverage of the interval.
+        bounds: the range of the values, where the denominators are all 1.
 
     Raises:
         InputError: as `cluster_bootstrap`.
@@ -101,33 +143,80 @@ def cluster_ratios(
     if n_items == 0:
         return [Interval(math.nan, math.nan, math.nan, 0, 0, math.nan, True)] * n_columns
     tops, bottoms = _sums(numerators, codes, n_clusters), _sums(denominators, codes, n_clusters)
-    counts = draw_clusters(n_clusters, rng, n_draws)
-    # The estimate, and every draw, is top / bottom; NaN where the bottom is zero.
     estimates = _divide(tops.sum(0), bottoms.sum(0))
-    bottom_draws = counts @ bottoms
-    draws = _divide(counts @ tops, bottom_draws)
-    crossing = (np.sign(bottom_draws) != np.sign(bottoms.sum(0))).any(axis=0)
-    draws[:, crossing] = np.nan
-    return [_interval(float(estimates[c]), draws[:, c], n_items, n_clusters, level) for c in range(n_columns)]
+    known = np.isfinite(estimates) & np.isfinite(tops).all(0) & np.isfinite(bottoms).all(0)
+    lo, hi = np.full((2, n_columns), np.nan)
+    constant = np.zeros(n_columns, dtype=bool)
+    deffs = np.full(n_columns, np.nan)
+    if known.any() and n_clusters > 1:
+        residuals = tops[:, known] - estimates[known] * bottoms[:, known]
+        errors = _standard_error(residuals, bottoms[:, known])
+        constant[known] = errors <= _ROUNDING * np.maximum(np.abs(estimates[known]), 1e-300)
+        items = numerators[:, known] - estimates[known] * denominators[:, known]
+        deffs[known] = _divide(errors, _standard_error(items, denominators[:, known])) ** 2
+        deffs[constant] = np.nan
+        if n_clusters >= MIN_CLUSTERS:
+            counts = draw_clusters(n_clusters, rng, n_draws)
+            lo[known], hi[known] = _studentised(
+                estimates[known], errors, residuals, bottoms[:, known], counts, level
+            )
+            lo[constant] = hi[constant] = estimates[constant]
+    if bounds is not None:
+        _check_bounds(numerators[:, known], denominators, bounds)
+    limited = known & (n_clusters >= MIN_CLUSTERS)
+    if bounds is None:
+        bounds = (-1.0, 1.0)
+        limited &= ~constant & np.isin(numerators, (-1.0, 0.0, 1.0)).all(0) & (denominators == 1).all(0)
+    for column in np.flatnonzero(limited):
+        lo[column], hi[column] = _bounded(tops[:, column], bottoms[:, column], bounds, level)
+    p = np.full(n_columns, np.nan)
+    magnitudes = _sums(np.abs(numerators), codes, n_clusters)
+    p[known] = sign_flip(tops[:, known], rng, magnitudes[:, known])
+    flagged = np.isnan(lo) | (constant & ~limited)
+    return [
+        Interval(
+            float(estimates[c]),
+            float(lo[c]),
+            float(hi[c]),
+            n_items,
+            n_clusters,
+            float(p[c]),
+            bool(flagged[c]),
+            float(deffs[c]),
+        )
+        for c in range(n_columns)
+    ]
+
+
+def cluster_rate(values: npt.ArrayLike, clusters: npt.ArrayLike, level: float = 0.95) -> Interval:
+    """Mean of values between 0 and 1 (a share, a rate, a probability) with an interval inside [0, 1] and no p.
+
+    No draw is needed. "The rate is zero" is no hypothesis that one counter-example leaves standing, so there is no p.
+
+    Raises:
+        InputError: as `cluster_bootstrap`.
+    """
+    found = cluster_bootstrap(values, clusters, np.random.default_rng(0), 0, level, RATE)
+    return Interval(
+        found.mean, found.lo, found.hi, found.n, found.n_clusters, math.nan, found.degenerate, found.deff
+    )
 
 
 def cluster_median(
     values: npt.ArrayLike,
     clusters: npt.ArrayLike,
     rng: np.random.Generator,
-    n_draws: int = N_DRAWS,
     level: float = 0.95,
 ) -> Interval:
-    """Median over items with its cluster-bootstrap interval; of an even number, the mean of the middle two.
+    """Median over items, its interval and the p of "the median is 0"; of an even number, the mean of the middle two.
 
     An infinite value is the largest (or smallest) there is and moves a finite median no further than any large
-    one; if the median of some draw is infinite there is no interval: NaN, and flagged.
+    one; where an end of the interval would be infinite there is none: NaN, and flagged.
 
     Args:
         values: one number per item.
         clusters: one label per item.
-        rng: the stream of this statistic.
-        n_draws: bootstrap draws.
+        rng: the stream of this statistic, for random flips.
         level: coverage of the interval.
 
     Raises:
@@ -138,28 +227,178 @@ def cluster_median(
     codes, n_clusters = cluster_codes(clusters, n_items)
     if n_items == 0 or np.isnan(numbers).any():
         return Interval(math.nan, math.nan, math.nan, n_items, n_clusters, math.nan, True)
-    order = np.argsort(numbers, kind="stable")
-    ascending = numbers[order]
-    up_to = np.cumsum(codes[order] == np.arange(n_clusters)[:, None], axis=1).astype(float)
-    estimate = float(_medians(ascending, np.ones((1, n_clusters)), up_to)[0])
-    counts = draw_clusters(n_clusters, rng, n_draws)
-    block = max(1, _MAX_CELLS // n_items)
-    parts = [_medians(ascending, counts[at : at + block], up_to) for at in range(0, n_draws, block)]
-    return _interval(estimate, np.concatenate(parts), n_items, n_clusters, level)
-
-
-def _medians(
-    ascending: Float[np.ndarray, " item"],
-    counts: Float[np.ndarray, "draw cluster"],
-    up_to: Float[np.ndarray, "cluster item"],
-) -> Float[np.ndarray, " draw"]:
-    """Median of each draw; `up_to` counts each cluster's items up to every place of the ascending order."""
-    ranks = counts @ up_to  # whole numbers, exact in float64
-    half = ranks[:, -1:] / 2
-    # The first items whose rank reaches the lower and the upper middle; one and the same if the number is odd.
-    lower, upper = ((ranks < middle).sum(axis=1) for middle in (np.ceil(half), np.floor(half) + 1))
+    ascending = np.sort(numbers)
     with np.errstate(invalid="ignore"):  # between -inf and inf there is no middle: NaN
-        return (ascending[lower] + ascending[upper]) / 2
+        estimate = float((ascending[(n_items - 1) // 2] + ascending[n_items // 2]) / 2)
+    lo = hi = math.nan
+    p = float(sign_flip(_sums(np.sign(numbers)[:, None], codes, n_clusters), rng)[0])
+    if n_clusters >= MIN_CLUSTERS and math.isfinite(estimate):
+        lo, hi = _median_ends(numbers, codes, n_clusters, rng, 1 - level)
+        if not (math.isfinite(lo) and math.isfinite(hi)):
+            lo = hi = math.nan
+    return Interval(estimate, lo, hi, n_items, n_clusters, p, not lo < hi)
+
+
+def sign_flip(
+    sums: Float[np.ndarray, "cluster column"],
+    rng: np.random.Generator,
+    magnitudes: Float[np.ndarray, "cluster column"] | None = None,
+    n_flips: int = N_FLIPS,
+) -> Float[np.ndarray, " column"]:
+    """Two-sided p of each column under "every cluster's sum is as likely to have the other sign".
+
+    Exact up to `EXACT` non-zero clusters by meeting in the middle: all sums of either half of the clusters, and for
+    each of the one half the number of those of the other that reach the observed total.
+
+    Args:
+        sums: per cluster; zeros are left out, as flipping them changes nothing.
+        rng: for the random flips of columns with more non-zero clusters.
+        magnitudes: what rounding is measured against, such as Σ |value| of each cluster; |sums| if None.
+        n_flips: random flips, the same for all columns.
+
+    Returns:
+        NaN where fewer than `MIN_CLUSTERS` clusters are non-zero.
+    """
+    scale = np.abs(sums) if magnitudes is None else magnitudes
+    filled = np.where(np.abs(sums) > _ROUNDING * scale, sums, 0.0)
+    n_nonzero = (filled != 0).sum(axis=0)
+    p = np.full(sums.shape[1], np.nan)
+    for column in np.flatnonzero((n_nonzero >= MIN_CLUSTERS) & (n_nonzero <= EXACT)):
+        p[column] = _exact_flips(filled[filled[:, column] != 0, column])
+    many = np.flatnonzero(n_nonzero > EXACT)
+    if len(many):
+        signs = rng.integers(0, 2, size=(n_flips, len(sums)), dtype=np.int8).astype(float) * 2 - 1
+        least = np.abs(filled.sum(axis=0)) - _TIE * np.abs(filled).sum(axis=0)
+        block = max(1, _MAX_CELLS // n_flips)
+        for at in range(0, len(many), block):
+            some = many[at : at + block]
+            extreme = (np.abs(signs @ filled[:, some]) >= least[some]).sum(axis=0)
+            p[some] = (extreme + 1) / (n_flips + 1)
+    return p
+
+
+def _exact_flips(sums: Float[np.ndarray, " cluster"]) -> float:
+    """Share of all sign patterns whose sum is at least as far from zero as the observed one."""
+    least = abs(float(sums.sum())) - _TIE * float(np.abs(sums).sum())
+    if least <= 0:
+        return 1.0
+    half = len(sums) // 2
+    left, right = _all_sums(sums[:half]), _all_sums(sums[half:])
+    # Patterns come in pairs ±: those above `least` are as many as those below −least.
+    above = len(right) * len(left) - int(np.searchsorted(right, least - left).sum())
+    return min(1.0, 2 * above / (len(left) * len(right)))
+
+
+def _all_sums(values: Float[np.ndarray, " cluster"]) -> Float[np.ndarray, " pattern"]:
+    """Σ ± value over all sign patterns, in ascending order."""
+    sums = np.zeros(1)
+    for value in np.abs(values):
+        sums = np.concatenate([sums - value, sums + value])
+    return np.sort(sums)
+
+
+def _standard_error(
+    residuals: Float[np.ndarray, "unit column"], bottoms: Float[np.ndarray, "unit column"]
+) -> Float[np.ndarray, " column"]:
+    """The linearised error of a ratio over units (clusters, or items) with the factor units / (units − 1)."""
+    n = len(residuals)
+    return np.sqrt(n / (n - 1) * (residuals**2).sum(0)) / np.abs(bottoms.sum(0))
+
+
+def _studentised(
+    estimates: Float[np.ndarray, " column"],
+    errors: Float[np.ndarray, " column"],
+    residuals: Float[np.ndarray, "cluster column"],
+    bottoms: Float[np.ndarray, "cluster column"],
+    counts: Float[np.ndarray, "draw cluster"],
+    level: float,
+) -> tuple[Float[np.ndarray, " column"], Float[np.ndarray, " column"]]:
+    """Ends of the bootstrap-t intervals, each the wider of it and of the t-interval; NaN where a denominator vanishes.
+
+    In a draw w: d = θ* − θ = w·r / w·n, and the residuals of the draw are r − d n, so that their squares sum to
+    w·r² − 2 d w·(r n) + d² w·n²: three matrix products for all draws and columns.
+    """
+    n_draws, n_clusters = counts.shape
+    lo, hi = np.full((2, len(estimates)), np.nan)
+    widest = float(stdtrit(n_clusters - 1, (1 + level) / 2))
+    if n_draws == 0:
+        return estimates - widest * errors, estimates + widest * errors
+    tail = (1 - level) / 2
+    low_place = max(0, math.floor(tail * (n_draws + 1)) - 1)  # the outer of two draws: no interpolation
+    high_place = n_draws - 1 - low_place
+    whole = np.sign(bottoms.sum(0))
+    factor = n_clusters / (n_clusters - 1)
+    same = bool(
+        (bottoms == bottoms[:, :1]).all()
+    )  # one denominator for all columns: its products are made once
+    block = max(1, _MAX_CELLS // n_draws)
+    for at in range(0, len(estimates), block):
+        some = slice(at, at + block)
+        under = bottoms[:, :1] if same else bottoms[:, some]
+        r = residuals[:, some]
+        below = counts @ under
+        crossing = (np.sign(below) != (whole[:1] if same else whole[some])).any(0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # In place, as these arrays are large: moved = d, own = the squares and then se*.
+            moved = counts @ r
+            moved /= below
+            own = counts @ (r * under)
+            own *= -2
+            own += moved * (counts @ under**2)
+            own *= moved
+            own += counts @ r**2
+            np.maximum(own, 0, out=own)
+            np.sqrt(own, out=own)
+            own *= math.sqrt(factor) / np.abs(below)
+            np.maximum(own, FLOOR * errors[some], out=own)
+            t = np.divide(moved, own, out=moved)
+        ranked = np.partition(t.T.copy(), (low_place, high_place), axis=1)
+        lowest, highest = ranked[:, low_place], ranked[:, high_place]
+        lo[some] = estimates[some] - np.maximum(highest, widest) * errors[some]
+        hi[some] = estimates[some] + np.maximum(-lowest, widest) * errors[some]
+        gone = np.broadcast_to(crossing, lo[some].shape)
+        lo[some][gone] = hi[some][gone] = np.nan
+    return lo, hi
+
+
+def _bounded(
+    tops: Float[np.ndarray, " cluster"],
+    sizes: Float[np.ndarray, " cluster"],
+    bounds: tuple[float, float],
+    level: float,
+) -> tuple[float, float]:
+    """Ends of the t-interval of the clusters and one more at each bound, cut at the bounds; it holds the estimate."""
+    size = sizes.mean()
+    tops, padded = np.append(tops, np.multiply(bounds, size)), np.append(sizes, (size, size))
+    middle = tops.sum() / padded.sum()
+    error = float(_standard_error((tops - middle * padded)[:, None], padded[:, None])[0])
+    reach = float(stdtrit(len(tops) - 1, (1 + level) / 2)) * error
+    estimate = (tops.sum() - size * sum(bounds)) / sizes.sum()
+    lo, hi = min(middle - reach, estimate), max(middle + reach, estimate)
+    return max(bounds[0], float(lo)), min(bounds[1], float(hi))
+
+
+def _median_ends(
+    numbers: Float[np.ndarray, " item"],
+    codes: Int[np.ndarray, " item"],
+    n_clusters: int,
+    rng: np.random.Generator,
+    alpha: float,
+) -> tuple[float, float]:
+    """The least and the largest value that the sign-flip test of Σ sign(x − m) does not reject as the median.
+
+    Tried are every value that occurs and every gap between two, in whose inside the signs stay the same.
+    """
+    points = np.unique(numbers)
+    ranks = np.searchsorted(points, numbers)
+    # Places 0, 1, 2, … are point 0, the gap above it, point 1, …; an item of rank r stands at place 2r.
+    places = np.arange(2 * len(points) - 1)
+    signs = np.sign(2 * ranks[:, None] - places[None, :]).astype(float)
+    rejected = sign_flip(_sums(signs, codes, n_clusters), rng) <= alpha  # NaN: it cannot be
+    kept = places[~rejected]
+    if len(kept) == 0:
+        return math.nan, math.nan
+    return float(points[kept[0] // 2]), float(points[(kept[-1] + 1) // 2])
 
 
 def draw_clusters(
@@ -169,37 +408,23 @@ def draw_clusters(
     return rng.multinomial(n_clusters, np.full(n_clusters, 1 / n_clusters), size=n_draws).astype(float)
 
 
-def _interval(
-    estimate: float, draws: Float[np.ndarray, " draw"], n: int, n_clusters: int, level: float
-) -> Interval:
-    """Percentiles and p of one column of draws."""
-    if n_clusters < 2 or not np.isfinite(draws).all() or not math.isfinite(estimate):
-        return Interval(estimate, math.nan, math.nan, n, n_clusters, math.nan, True)
-    if np.ptp(draws) <= 1e-12 * max(abs(estimate), 1e-300):
-        return Interval(estimate, estimate, estimate, n, n_clusters, math.nan, True)
-    tail = (1 - level) / 2
+def percentile_ends(
+    draws: Float[np.ndarray, " draw"], n_clusters: int, level: float = 0.95
+) -> tuple[float, float]:
+    """Ends of the expanded percentile interval, for statistics that have no standard error of their own.
+
+    The tails are Φ(−√(C / (C−1)) · t(C−1)) in place of 2.5 %: as much wider as a t-interval is than one that takes C
+    clusters for many (Hesterberg 2015, The American Statistician 69, 371, section 3.3).
+
+    Returns:
+        NaN for fewer than `MIN_CLUSTERS` clusters, or where a draw is not finite.
+    """
+    if n_clusters < MIN_CLUSTERS or len(draws) == 0 or not np.isfinite(draws).all():
+        return math.nan, math.nan
+    reach = math.sqrt(n_clusters / (n_clusters - 1)) * float(stdtrit(n_clusters - 1, (1 + level) / 2))
+    tail = float(ndtr(-reach))
     lo, hi = np.quantile(draws, [tail, 1 - tail])
-    # A tie must count whatever the last bit says.
-    extreme = np.abs(draws - estimate) >= abs(estimate) * (1 - 1e-12)
-    # C clusters have 2^C sign patterns: no fewer than 2 of them are as extreme as all of one sign.
-    p = min(1.0, max((int(extreme.sum()) + 1) / (len(draws) + 1), 2.0 ** (1 - n_clusters)))
-    return Interval(estimate, float(lo), float(hi), n, n_clusters, p, False)
-
-
-def holm(p: npt.ArrayLike) -> Float[np.ndarray, " test"]:
-    """Holm's step-down adjusted p-values: monotone, at most 1; NaN stays NaN and is not in the family."""
-    raw = np.asarray(p, dtype=float)
-    adjusted = np.full(raw.shape, np.nan)
-    tested = np.flatnonzero(~np.isnan(raw))
-    order = tested[np.argsort(raw[tested], kind="stable")]
-    steps = raw[order] * np.arange(len(order), 0, -1)
-    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
-    return adjusted
-
-
-def family_size(p: npt.ArrayLike) -> int:
-    """How many tests a Holm family holds: those whose p is not NaN."""
-    return int((~np.isnan(np.asarray(p, dtype=float))).sum())
+    return float(lo), float(hi)
 
 
 def share_negative(values: npt.ArrayLike) -> float:
@@ -214,30 +439,46 @@ def equivalent(interval: Interval, delta: float) -> bool:
 
 
 def summarise(measures: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> pd.DataFrame:
-    """Mean, interval and p of each measure of each model and environment; clusters are tasks.
+    """Mean, interval and p of each measure of each model and environment.
 
     Args:
-        measures: long frame with model, env, item_id, task_id, measure, value.
+        measures: long frame with model, env, item_id, task_id (the cluster), measure, value.
         rng_for: gives the stream of `bootstrap/MODEL/ENV/MEASURE`.
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of `SUMMARY`, sorted by model, env, measure. `p_holm` is corrected over the
-        declared family (measure G, all models and environments) and NaN elsewhere. An interval of
-        zero width, or NaN, is degenerate.
+        The columns of `SUMMARY`, sorted by model, env, measure. Probabilities, shares and rates have no p
+        (`probes.families.null_is_zero`). `p_holm` is corrected over the family "headline".
     """
     lines = []
     for key, group in measures.groupby(["model", "env", "measure"], sort=True):
         rng = rng_for("bootstrap/" + "/".join(map(str, key)))
-        found = cluster_bootstrap(group["value"], group["task_id"], rng, n_draws)
-        lines.append((*key, found.mean, found.lo, found.hi, found.n, found.n_clusters, found.p, math.nan))
+        tested = null_is_zero(str(key[2]))
+        bounds = None if tested else RATE
+        found = cluster_bootstrap(group["value"], group["task_id"], rng, n_draws, bounds=bounds)
+        p = found.p if tested else math.nan
+        counts = (found.n, found.n_clusters, found.deff)
+        lines.append((*key, found.mean, found.lo, found.hi, *counts, p, math.nan, 0))
     return corrected(pd.DataFrame(lines, columns=list(SUMMARY)))
 
 
 def corrected(summary: pd.DataFrame) -> pd.DataFrame:
-    """The summary with `p_holm` over the declared family: measure G, all models and environments it holds."""
-    headline = summary["measure"] == HEADLINE
-    return summary.assign(p_holm=summary["p"].where(headline).pipe(holm))
+    """The summary with `p_holm` over the family "headline": G of all models and environments it holds."""
+    return corrected_family(summary, "headline")
+
+
+def _check_bounds(
+    values: Float[np.ndarray, "item column"],
+    denominators: Float[np.ndarray, "item any"],
+    bounds: tuple[float, float],
+) -> None:
+    outside = (values < bounds[0] - _TIE) | (values > bounds[1] + _TIE)
+    if outside.any():
+        raise InputError(
+            f"A value of {float(values[outside][0]):g} is outside the range {bounds[0]:g} to {bounds[1]:g}."
+        )
+    if not (denominators == 1).all():
+        raise InputError("Only means have bounds, not ratios.")
 
 
 def _labels(clusters: npt.ArrayLike, n_items: int) -> Shaped[np.ndarray, " item"]:
