@@ -20,7 +20,7 @@ from experiments.records import RunFolder
 from experiments.session import Session
 from mech.errors import InputError
 from mech.interventions import NOTHING
-from probes.ablation_arms import ARMS, arm_contrasts, by_arm, labelled
+from probes.ablation_arms import ARMS, ArmTable, arm_contrasts, by_arm, labelled
 from probes.breakdowns import breakdown, item_attributes, small_cells
 from probes.conditions import AS_LONG_AS
 from probes.decompose import decompose, equivalences
@@ -31,7 +31,7 @@ from probes.manipulations import manipulations
 from probes.measures import measure
 from probes.profiles import profiles
 from probes.scoring import Ask, asks, question, row_id, score_asks, scored
-from probes.stats import RngFactory, summarise
+from probes.stats import summarise
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def derive(folder: RunFolder, session: Session, delta: float, labels: Sequence[s
         parts = {"sem": delta, "sem_pad": delta, "sem_succ": delta, "second_copy": delta}
         attributes = item_attributes(rows)
 
-        def of_arms(table: Callable[[pd.DataFrame, RngFactory], pd.DataFrame]) -> pd.DataFrame:
+        def of_arms(table: ArmTable) -> pd.DataFrame:
             return by_arm(measures, rng_for, table)
 
         tables = {

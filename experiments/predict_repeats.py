@@ -50,7 +50,7 @@ from mech.errors import InputError
 from mech.interventions import NOTHING, Intervention
 from mech.queries import Query, Score
 from mech.trie import common_prefix
-from probes.ablation_arms import by_arm, labelled
+from probes.ablation_arms import ArmTable, by_arm, labelled
 from probes.layout import UNABLATED
 from probes.prediction import auc_differences, calibration_table, predict_table
 from probes.rollout_measures import per_step
@@ -286,22 +286,22 @@ def tables_of(decisions: pd.DataFrame, rng_for: RngFactory) -> dict[str, pd.Data
     """
     points = labelled(decisions.astype({"repeats": int, "repeats_exact": int}))
     exact = points.assign(repeats=points["repeats_exact"])
-    plain: tuple[Sequence[str], Sequence[str]] = (PREDICTORS, PROBABILITIES)
-    to_the_letter: tuple[Sequence[str], Sequence[str]] = (("p_exact",), ("p_exact",))
-    both = ((points, plain), (exact, to_the_letter))
-    parts = {
-        "predict": [
-            by_arm(some, rng_for, lambda rows, rng, names=names: predict_table(rows, *names, rng))
-            for some, names in both
-        ],
-        "calibration": [
-            by_arm(some, rng_for, lambda rows, rng, names=names: calibration_table(rows, names[1], rng))
-            for some, names in both
-        ],
-    }
+    kinds = ((points, PREDICTORS, PROBABILITIES), (exact, ("p_exact",), ("p_exact",)))
+    parts: dict[str, list[pd.DataFrame]] = {"predict": [], "calibration": []}
+    for some, names, probable in kinds:
+        parts["predict"].append(by_arm(some, rng_for, _areas(names, probable)))
+        parts["calibration"].append(by_arm(some, rng_for, _curves(probable)))
     if points["ablation"].nunique() > 1:
-        parts["predict_arms"] = [auc_differences(some, names[0], rng_for) for some, names in both]
+        parts["predict_arms"] = [auc_differences(some, names, rng_for) for some, names, _ in kinds]
     return {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}
+
+
+def _areas(names: Sequence[str], probable: Sequence[str]) -> ArmTable:
+    return lambda rows, rng_for: predict_table(rows, names, probable, rng_for)
+
+
+def _curves(probable: Sequence[str]) -> ArmTable:
+    return lambda rows, rng_for: calibration_table(rows, probable, rng_for)
 
 
 STUDY = Study(

@@ -33,6 +33,8 @@ ARMS = (
 )
 AGAINST_WHOLE = "ablation arms"
 AMONG_ARMS = "arms against arms"
+ArmTable = Callable[[pd.DataFrame, RngFactory], pd.DataFrame]
+"""Rows of one arm and its streams → a table."""
 _KEYS = ("model", "env", "item_id", "task_id", "measure", "value", "ablation")
 
 
@@ -49,9 +51,7 @@ def labels_of(frame: pd.DataFrame) -> list[str]:
     return [label for label in found if label == UNABLATED] + [label for label in found if label != UNABLATED]
 
 
-def by_arm(
-    frame: pd.DataFrame, rng_for: RngFactory, table: Callable[[pd.DataFrame, RngFactory], pd.DataFrame]
-) -> pd.DataFrame:
+def by_arm(frame: pd.DataFrame, rng_for: RngFactory, table: ArmTable) -> pd.DataFrame:
     """A table of every arm by itself, the whole model's first, with the column `ablation` last.
 
     Args:
