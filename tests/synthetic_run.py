@@ -217,7 +217,7 @@ def _summary(cells: Cells) -> pd.DataFrame:
         }  # fmt: skip
         for measure, (mean, arm) in measures.items():
             interval = (mean - arm, mean + 0.9 * arm)
-            rows.append((model, env, measure, mean, *interval, 100, 52, 0.0001, 0.0002))
+            rows.append((model, env, measure, mean, *interval, 100, 52, 1.3, 0.0001, 0.0002, 2))
     return pd.DataFrame(rows, columns=list(TABLES["summary"]))
 
 
@@ -245,7 +245,7 @@ def _manipulations(cells: Cells, rng: np.random.Generator) -> pd.DataFrame:
             arm = 0.5 + 0.1 * abs(delta)
             p = 1e-4 if abs(delta) > arm else 0.3
             n = 47 if condition == "fail_early" else 60
-            row = (model, env, condition, delta, delta - arm, delta + arm, n, 39, p, min(1, 13 * p))
+            row = (model, env, condition, delta, delta - arm, delta + arm, n, 39, 1.3, p, min(1, 13 * p), 13)
             rows.append((*row, gain - delta, abs(delta) + arm < 1.0))
     return pd.DataFrame(rows, columns=list(TABLES["manipulations"]))
 

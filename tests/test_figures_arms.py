@@ -15,7 +15,8 @@ from figures.profiles import draw_profiles
 from figures.repeat_probability import draw_repeat_probability
 from figures.scaling import draw_scaling
 from figures.split_bars import draw_split_bars
-from tests.synthetic_run import write_run
+from tests.synthetic_rollouts import write_rollouts
+from tests.synthetic_run import write_measurement
 
 DRAWN = {
     "summary": (draw_split_bars, draw_repeat_probability),
@@ -37,7 +38,8 @@ def with_arms(path: Path) -> None:
 
 @pytest.mark.parametrize("name", list(DRAWN))
 def test_every_arm_is_drawn_beside_the_whole_model(name: str, tmp_path: Path) -> None:
-    write_run(tmp_path)
+    write_measurement(tmp_path)
+    write_rollouts(tmp_path)
     for table in (name, *ALSO.get(name, ())):
         with_arms(tmp_path / f"{table}.csv")
     for draw in DRAWN[name]:
@@ -52,7 +54,7 @@ def test_every_arm_is_drawn_beside_the_whole_model(name: str, tmp_path: Path) ->
 
 
 def test_a_table_without_arms_is_read_as_it_is(tmp_path: Path) -> None:
-    write_run(tmp_path)
+    write_measurement(tmp_path)
     before = read_arms(tmp_path, "summary.csv")
     table = pd.read_csv(tmp_path / "summary.csv")
     table.assign(ablation="none").to_csv(tmp_path / "summary.csv", index=False)
