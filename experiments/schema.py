@@ -232,7 +232,7 @@ CALIBRATION = (
     *("n", "n_clusters"),
 )
 
-# Simulations of `probes.stats`: error (p at most .05 though the null holds), attainable (what an exact test can reject),
+# Simulations of `probes.stats`: error (p at most .05 under the null), attainable (what an exact test can reject),
 # both (and the interval excludes the truth), coverage of the 95 % interval, below and above: on which side it misses.
 CALIBRATE = (
     *("statistic", "population", "n_clusters", "simulations", "skew_items", "skew_clusters"),

@@ -40,7 +40,7 @@ MAX_NODES = 640
 
 KEPT_TRUNKS = 4
 KEPT_BYTES = 500_000_000
-"""Trunks that stay in memory: so many, and more while they fit. Every ablation at all positions has trunks of its own."""
+"""Trunks that stay in memory: so many, and more while they fit. An ablation at all positions has trunks of its own."""
 
 
 @dataclass
