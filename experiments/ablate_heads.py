@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from experiments.ablated_sets import (
     CONTROLS,
@@ -36,6 +37,8 @@ from experiments.ablating import (
     METHODS,
     REFERENCE,
     WHERE,
+    CleanRuns,
+    Donors,
     Replacement,
     reference_set,
     replacement,
@@ -125,10 +128,12 @@ def run(args: argparse.Namespace) -> Report:
     needs = bool(set(args.how) - {"zero", "scale"}) or bool({"norm", "damage"} & set(args.control_kinds))
     reference = reference_set(session, args) if needs else None
     sets = head_sets(session, args, selected, args.control_kinds, reference)
-    puts = {how: replacement(session, args, how=how, reference=reference) for how in args.how}
+    donors = None if reference is None else Donors(session, reference)
+    puts = {how: replacement(session, args, how=how, reference=reference, donors=donors) for how in args.how}
     units = units_of(session, args, sets, puts)
     planned = sum(_questions(unit, pair) for unit in units)
-    logger.info("ablate: %d questions under %d ways and %d sets", planned, len(puts), len(sets))
+    if not args.quiet:
+        logger.info("ablate: %d questions under %d ways and %d sets", planned, len(puts), len(sets))
     about = {
         **about_items(session),
         **about_sets(sets),
@@ -141,12 +146,17 @@ def run(args: argparse.Namespace) -> Report:
         "replacement_sha256": {how: put.sha256 for how, put in puts.items()},
     }
     sequences = repeated_tokens(session.model, session.rng_for("off-target tokens"), N_SEQUENCES, LENGTH)
+    clean = CleanRuns(session)
     with open_run(STUDY, args, session.model, about, derived) as folder:
         for unit in progress(units, len(units), "ablate", args.quiet):
             if unit.row_id not in folder.done_ids("ablations"):
-                folder.append("ablations", measured(session, unit, pair, args.where, sequences))
+                folder.append("ablations", measured(session, unit, pair, args.where, sequences, clean))
         tables = write_tables(folder, session, sets, args.delta, args.delta_loss)
-        notes = [*write_left_out(folder, session), *notes_of(sets)]
+        notes = [
+            *write_left_out(folder, session),
+            *notes_of(sets, args.control_kinds),
+            *_margins(folder.rows("ablations")),
+        ]
         notes += [] if reference is None else reference.notes
         fitted = {how: put.fitted() for how, put in puts.items() if put.fits}
         meter = session.engine.meter
@@ -169,12 +179,34 @@ def units_of(
     found = []
     for item in [None, *session.items]:
         found.append(Unit("none", puts[first], sets[0], item))
+    if args.where == "candidate":  # item by item: all sets start from one item's clean runs
+        by_item = [_item_units(args, sets, puts, item) for item in [None, *session.items]]
+        return found + [unit for units in by_item for unit in units]
+    for how in puts:
+        for one in sets[1:]:
+            for item in [None, *session.items]:
+                found += _item_units(args, [one], {how: puts[how]}, item, first)
+    return found
+
+
+def _item_units(
+    args: argparse.Namespace,
+    sets: Sequence[Ablated],
+    puts: dict[str, Replacement],
+    item: Item | None,
+    first: str | None = None,
+) -> list[Unit]:
+    """The units of an item (None: of the texts, in ways that need no donor)."""
+    first = next(iter(puts)) if first is None else first
+    found = []
     for how, put in puts.items():
         controlled = (how == first or args.controlled == "all") and how != "optimal"
-        for one in sets[1:]:
-            if one.kind == "selected" or controlled:
-                texts = [] if put.by_question else [None]
-                found += [Unit(how, _fewer(put, one, args), one, item) for item in [*texts, *session.items]]
+        if item is not None or not put.by_question:
+            found += [
+                Unit(how, _fewer(put, one, args), one, item)
+                for one in sets
+                if one.kind == "selected" or (one.kind != "none" and controlled)
+            ]
     return found
 
 
@@ -195,7 +227,12 @@ def _questions(unit: Unit, pair: tuple[str, str]) -> int:
 
 
 def measured(
-    session: Session, unit: Unit, pair: tuple[str, str], where: str, sequences: RepeatedTokens
+    session: Session,
+    unit: Unit,
+    pair: tuple[str, str],
+    where: str,
+    sequences: RepeatedTokens,
+    clean: CleanRuns,
 ) -> dict[str, Any]:
     """One row: what the set's ablation leaves of an item's scores, or of the losses on texts.
 
@@ -208,17 +245,23 @@ def measured(
     if unit.item is None:
         change = unit.put.fixed(one.heads, where) if one.heads is not None else Intervention()
         return {**keys, **pair_keys, **off_target(session, sequences, change)}
-    return {**keys, **pair_keys, **on_item(session, unit.item, unit.put, one, where, pair)}
+    return {**keys, **pair_keys, **on_item(session, unit.item, unit.put, one, where, pair, clean)}
 
 
 def on_item(
-    session: Session, item: Item, put: Replacement, one: Ablated, where: str, pair: tuple[str, str]
+    session: Session,
+    item: Item,
+    put: Replacement,
+    one: Ablated,
+    where: str,
+    pair: tuple[str, str],
+    clean: CleanRuns | None = None,
 ) -> dict[str, Any]:
     """An item's metrics under every condition and draw: `scores` is metric → condition → a number a draw, nats."""
     contrast = contrast_of(session.model, item, session.wording)
     names = [name for name in dict.fromkeys([*_ordered(pair), FAIL])]
     used = put if one.heads is not None else put.with_draws(1)
-    by_draw = score_under(session, item, names, contrast.candidates, used, one.heads, where)
+    by_draw = score_under(session, item, names, contrast.candidates, used, one.heads, where, clean=clean)
     scores: dict[str, dict[str, list[float]]] = {}
     for rows in by_draw:
         for name in names:
@@ -254,6 +297,16 @@ def off_target(session: Session, sequences: RepeatedTokens, change: Intervention
     """The losses on text and random tokens (nats a token), each passage and sequence by itself."""
     losses = off_target_losses(session.engine, sequences, change)
     return {"item_id": "prose", "task_id": "prose", "references": "none", "scores": {}, "losses": losses}
+
+
+def _margins(rows: pd.DataFrame) -> list[str]:
+    """What the margin is against where an item has no reference action."""
+    kinds = rows[(rows["kind"] == "none") & (rows["item_id"] != "prose")]["references"].value_counts()
+    said = {
+        "distractors": "have no reference action: their margin is against the mean of their distractors",
+        "none": "have neither reference action nor distractors: of them log p(a×) alone is measured",
+    }
+    return [f"{kinds[kind]} items {what}" for kind, what in said.items() if kind in kinds]
 
 
 def report(tables: Tables, metric: str) -> str:

@@ -105,11 +105,22 @@ def about_sets(sets: Sequence[Ablated]) -> dict[str, Any]:
     }
 
 
-def notes_of(sets: Sequence[Ablated]) -> list[str]:
-    """What a report says of controls that are not what their kind promises."""
+def notes_of(sets: Sequence[Ablated], kinds: Collection[str]) -> list[str]:
+    """What a report says of controls that are not there, or not what their kind promises."""
+    notes = []
+    for label in [one.label for one in sets if one.kind == "selected"]:
+        own = {one.kind for one in sets if one.label.startswith(f"{label}/")}
+        notes += [f"{label} has no '{kind}' control: {_WHY[kind]}" for kind in kinds if kind not in own]
     short = [one.label for one in sets if not one.reached]
-    if not short:
-        return []
-    return [
-        f"{len(short)} damage controls cost less than their selected set even with every other head: {', '.join(short)}"
-    ]
+    if short:
+        notes.append(
+            f"{len(short)} damage controls cost less than their selected set even with every other head: "
+            + ", ".join(short)
+        )
+    return notes
+
+
+_WHY = {
+    "norm": "no other heads score low enough",
+    "damage": "taking it out costs the reference items nothing",
+}

@@ -37,10 +37,10 @@ from experiments.session import Session
 from mech.capture import everything_names
 from mech.changes import score_changes
 from mech.donors import RoleMeans, by_role, in_order
+from mech.engine import Run
 from mech.errors import InputError
 from mech.heads import HeadSet
 from mech.interventions import NOTHING, Intervention, Where, replace_heads, scale_heads
-from mech.means import mean_z
 from mech.optimal_constants import Fit, fit_constants
 from mech.trie import common_prefix
 from probes.conditions import lacking
@@ -52,6 +52,7 @@ from probes.scoring import Ask, asks, score_row
 __all__ = [
     "MIN_REFERENCE",
     "REFERENCE",
+    "CleanRuns",
     "ReferenceSet",
     "Replacement",
     "reference_set",
@@ -91,6 +92,7 @@ class Donors:
     session: Session
     reference: ReferenceSet
     _kept: OrderedDict[tuple[str, str, str, bool], _Z] = field(default_factory=OrderedDict)
+    _asks: dict[tuple[str, str, str], Ask] = field(default_factory=dict)
     _means: dict[tuple[str, str, bool], RoleMeans] = field(default_factory=dict)
 
     def of(self, item: Item, condition: str, n: int) -> list[Item]:
@@ -117,10 +119,12 @@ class Donors:
     def ask(self, donor: Item, condition: str, candidate: str) -> Ask:
         """The donor's own question: its action of the same name (its failed one where it has none), turn ended."""
         name = candidate if candidate in donor.candidates() else "failed"
-        [ask] = asks(
-            self.session.model, donor, [condition], self.session.wording, [name], NOTHING, None, True
-        )
-        return ask
+        key = (donor.item_id, condition, name)
+        if key not in self._asks:
+            [self._asks[key]] = asks(
+                self.session.model, donor, [condition], self.session.wording, [name], NOTHING, None, True
+            )
+        return self._asks[key]
 
     def z(self, ask: Ask, everywhere: bool) -> _Z:
         """Z of all heads in a question: at its candidate positions, or at all of them."""
@@ -134,8 +138,10 @@ class Donors:
             self._kept.popitem(last=False)
         return z
 
-    def roles(self, ask: Ask) -> tuple[str, ...]:
-        """The role of every position of a question."""
+    def roles(self, ask: Ask, everywhere: bool) -> tuple[str, ...]:
+        """The role of every position of a question, or of its candidate positions."""
+        if not everywhere:
+            return ("last_prompt", *["action" for _ in ask.query.action[1:]])
         return position_roles(self.session.model, ask.item, ask.condition, self.session.wording, ask.query)
 
     def role_means(self, condition: str, candidate: str, everywhere: bool) -> RoleMeans:
@@ -150,9 +156,7 @@ class Donors:
             for item in self.reference.items:
                 if lacking(item, condition) is None:
                     ask = self.ask(item, condition, candidate)
-                    roles = self.roles(ask)
-                    start = 0 if everywhere else ask.query.candidate.start
-                    means.add(kept_z(self.session, ask, everywhere), roles[start:])
+                    means.add(self.z(ask, everywhere), self.roles(ask, everywhere))
             if not means.counts:
                 raise InputError(f"No reference item can be put under {condition}: mean-role needs one.")
             self._means[key] = means
@@ -177,7 +181,7 @@ def resampled(
     donor_roles: Sequence[str],
     n_candidate: tuple[int, int],
     rng: Any,
-) -> _Z:
+) -> Float[Tensor, "layer place head d_head"]:
     """A donor's z laid out for a recipient: prompt positions by role, candidate positions in order.
 
     Args:
@@ -244,10 +248,10 @@ class Replacement:
             return [self.fixed(heads, where)]
         donors, everywhere = self._donors(), where == "all"
         at: Where = tuple(range(len(ask.query.tokens))) if everywhere else "candidate"
-        roles = donors.roles(ask)
+        roles = donors.roles(ask, everywhere)
         if self.how == "mean-role":
             means = donors.role_means(ask.condition, ask.candidate, everywhere)
-            values = means.at(roles if everywhere else roles[ask.query.candidate.start :])
+            values = means.at(roles)
             return [replace_heads(heads, values.to(donors.session.model.dtype), at)]
         found = []
         for draw, donor in enumerate(donors.of(ask.item, ask.condition, self.draws)):
@@ -256,7 +260,7 @@ class Replacement:
             z = resampled(
                 donors.z(asked, everywhere),
                 roles if everywhere else (),
-                donors.roles(asked) if everywhere else (),
+                donors.roles(asked, True) if everywhere else (),
                 (len(ask.query.action), len(asked.query.action)),
                 rng,
             )
@@ -335,6 +339,7 @@ def replacement(
     tasks: Collection[str] = (),
     how: str | None = None,
     reference: ReferenceSet | None = None,
+    donors: Donors | None = None,
 ) -> Replacement:
     """What `how` puts in the place of z.
 
@@ -344,6 +349,7 @@ def replacement(
         tasks: as in `reference_set`.
         how: one of METHODS; None takes `args.how`.
         reference: the reference set, where it is at hand; None draws it.
+        donors: of that reference set, where several ways share the runs.
 
     Raises:
         InputError: as `reference_set`.
@@ -356,7 +362,7 @@ def replacement(
     found = reference_set(session, args, tasks) if reference is None else reference
     draws = getattr(args, "draws", DRAWS.default) if how == "resample" else 1
     about: dict[str, Any] = {**found.about, "how": how}
-    mean = mean_z(session.engine, found.prompts) if how in ("mean", "optimal") else None
+    mean = found.mean_z(session.engine) if how in ("mean", "optimal") else None
     if mean is not None:
         about |= {"positions": mean.n_positions, "sha256": mean.sha256}
     if how == "resample":
@@ -372,7 +378,7 @@ def replacement(
         found.notes,
         None if mean is None else mean.z,
         reference=found,
-        donors=None if how == "mean" else Donors(session, found),
+        donors=None if how == "mean" else donors or Donors(session, found),
     )
 
 
@@ -389,6 +395,7 @@ def score_under(
     heads: HeadSet | None,
     where: str,
     distractors_in: Sequence[str] | None = None,
+    clean: CleanRuns | None = None,
 ) -> list[list[dict[str, Any]]]:
     """Rows of one item under these conditions with the heads replaced: for each draw, what `score_item` gives.
 
@@ -401,6 +408,8 @@ def score_under(
         heads: of which heads; None is the whole model.
         where: "all" or "candidate".
         distractors_in: as in `probes.scoring.asks`.
+        clean: clean runs that several sets of heads share, for ablations at the candidate positions: much cheaper
+            than a run a set, and equal to it within rounding.
 
     Raises:
         InputError: as `probes.scoring.asks` and `Replacement.interventions`.
@@ -413,8 +422,8 @@ def score_under(
     if put.by_question and where == "all" and heads is not None:
         shared = 0  # every position has a value of its own: nothing is shared
     by_draw: list[list[dict[str, Any]]] = []
-    if put.by_question and where == "candidate":
-        return _side_by_side(session, questions, changes, shared)
+    if where == "candidate" and (put.by_question or clean is not None):
+        return _side_by_side(clean or CleanRuns(session), questions, changes, shared)
     changed = [
         [replace(ask, query=replace(ask.query, intervention=change)) for change in own]
         for ask, own in zip(questions, changes, strict=True)
@@ -428,15 +437,35 @@ def score_under(
     return by_draw
 
 
+@dataclass(frozen=True, eq=False)
+class CleanRuns:
+    """The last few questions' clean runs, from which any ablation at their candidate positions starts."""
+
+    session: Session
+    room: int = 8
+    _kept: OrderedDict[tuple[str, int], Run] = field(default_factory=OrderedDict)
+
+    def of(self, ask: Ask, shared: int) -> Run:
+        """The run of a question that kept the residual stream before every block."""
+        key = (ask.query.key, shared)
+        if key not in self._kept:
+            names = everything_names(self.session.model, "hook_resid_pre")
+            self._kept[key] = self.session.engine.run(ask.query, names, shared)
+        self._kept.move_to_end(key)
+        while len(self._kept) > self.room:
+            self._kept.popitem(last=False)
+        return self._kept[key]
+
+
 def _side_by_side(
-    session: Session, questions: Sequence[Ask], changes: Sequence[Sequence[Intervention]], shared: int
+    clean: CleanRuns, questions: Sequence[Ask], changes: Sequence[Sequence[Intervention]], shared: int
 ) -> list[list[dict[str, Any]]]:
     """Rows by draw: every question is run once, and its draws as copies of its candidate positions."""
-    names = everything_names(session.model, "hook_resid_pre")
+    engine = clean.session.engine
     by_draw: list[list[dict[str, Any]]] = [[] for _ in changes[0]]
     for ask, own in zip(questions, changes, strict=True):
-        clean = session.engine.run(ask.query, names, shared)
-        for draw, score in enumerate(score_changes(session.engine, clean, own)):
+        scores = score_changes(engine, clean.of(ask, shared), own)
+        for draw, score in enumerate(scores):
             told = replace(ask, query=replace(ask.query, intervention=own[draw]))
-            by_draw[draw].append(score_row(session.model, told, score))
+            by_draw[draw].append(score_row(engine.model, told, score))
     return by_draw

@@ -29,11 +29,10 @@ from mech.controls import distinct_controls
 from mech.damage import damage_matched
 from mech.engine import Run
 from mech.errors import InputError
-from mech.head_norms import HeadNorms, head_norms
+from mech.head_norms import head_norms
 from mech.heads import HeadSet
 from mech.induction import top_heads
 from mech.interventions import replace_heads
-from mech.means import mean_z
 from mech.patching import all_heads
 from mech.strength import LOW_IN, StrengthControl, low_heads, strength_matched
 from probes.scoring import decision_run
@@ -109,7 +108,8 @@ def control_sets(
         label: the selected set's name.
         heads: the selected set.
         kinds: out of KINDS.
-        count: how many sets of a drawn kind; no two are the same, and there are fewer where there are no more.
+        count: how many sets of a drawn kind; no two are the same, and there are fewer where there are no more (of
+            damage none where the selected set costs nothing, of norm none where too few heads score low).
         reference: the reference set, where it is at hand.
 
     Raises:
@@ -154,10 +154,12 @@ def _norm(
     count: int,
     reference: ReferenceSet,
 ) -> list[ControlSet]:
-    """No two alike; norms are over the contexts of the reference."""
+    """No two alike, none where too few heads score low; norms are over the contexts of the reference."""
     scores, _ = ranking(session.model, settings.out, settings.seed, settings.by)
     eligible = low_heads(scores, tuple(dict.fromkeys((*LOW_IN, settings.by))))
-    norms = _norms(session, reference)
+    if len([head for head in eligible if head not in heads]) < len(heads):
+        return []
+    norms = head_norms(session.engine, reference.prompts)
     drawn: dict[HeadSet, StrengthControl] = {}
     for index in range(TRIES):
         rng = session.rng_for(f"strength/{heads.sha256}/{index}")
@@ -169,10 +171,6 @@ def _norm(
         ControlSet(f"{label}/norm{index}", "norm", control.heads, control.displaced, control.ratio)
         for index, control in enumerate(drawn.values())
     ]
-
-
-def _norms(session: Session, reference: ReferenceSet) -> HeadNorms:
-    return head_norms(session.engine, reference.prompts)
 
 
 def _damage(
@@ -194,7 +192,7 @@ def damage_of(session: Session, reference: ReferenceSet) -> Callable[[Sequence[H
 
     Items without a reference action lend their failed one.
     """
-    mean = mean_z(session.engine, reference.prompts).z
+    mean = reference.mean_z(session.engine).z
     runs: list[Run] = []
     for item in reference.items[:DAMAGE_ITEMS]:
         candidate = "gold" if item.gold_action is not None else "failed"

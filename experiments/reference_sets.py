@@ -13,14 +13,16 @@ import hashlib
 import random
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.item_pools import read_pool
 from experiments.options import REFERENCE_SIZE, Option, ReferenceFile, existing, reference_items
 from experiments.seeds import py_stream
 from experiments.session import Session
+from mech.engine import Engine
 from mech.errors import InputError
+from mech.means import MeanZ, mean_z
 from probes.items import Item, item_line, load_items
 from probes.scoring import asks
 
@@ -45,6 +47,14 @@ class ReferenceSet:
     prompts: list[_Prompt]
     rng: random.Random
     file: str | None = None
+    _means: dict[int, MeanZ] = field(default_factory=dict)
+
+    def mean_z(self, engine: Engine) -> MeanZ:
+        """Mean z over all positions of the contexts; taken once for a model."""
+        key = id(engine.model)
+        if key not in self._means:
+            self._means[key] = mean_z(engine, self.prompts)
+        return self._means[key]
 
     @property
     def n_contexts(self) -> int:

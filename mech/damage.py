@@ -35,7 +35,9 @@ class DamageControl:
 def damage_matched(
     selected: HeadSet, every: HeadSet, measure: Measure, rngs: Sequence[np.random.Generator]
 ) -> list[DamageControl]:
-    """One control a generator; all draws are measured side by side, a round of bisection at a time.
+    """One control a generator, none where the selected heads cost nothing: nothing can then cost as much.
+
+    All draws are measured side by side, a round of bisection at a time.
 
     Args:
         selected: what is controlled.
@@ -44,18 +46,14 @@ def damage_matched(
         rngs: one a draw.
 
     Raises:
-        InputError: no head is left, or the selected heads cost nothing (their damage is not above 0), so that nothing
-            can cost as much.
+        InputError: no head is left.
     """
     others = [head for head in every if head not in selected]
     if not others:
         raise InputError("All heads are selected: none are left for a control of equal damage.")
     [target] = measure([selected])
     if not target > 0:
-        raise InputError(
-            f"Taking {selected} out costs {target:.3f} nats on the reference items, which is no damage: leave 'damage' "
-            "out of --control-kinds."
-        )
+        return []
     draws = [_Draw([others[int(at)] for at in rng.permutation(len(others))]) for rng in rngs]
     while True:
         open_draws = [(draw, size) for draw in draws for size in [draw.wanted(target)] if size is not None]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 def random_direction(
     z_recipient: Float[Tensor, "*axes d_head"],
-    z_replacement: Float[Tensor, "*axes d_head"],
+    z_replacement: Float[Tensor, "*#axes d_head"],
     rng: np.random.Generator,
 ) -> Float[Tensor, "*axes d_head"]:
     """The recipient's z moved as far as the replacement moves it, per head and position, in a random direction.

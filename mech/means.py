@@ -17,6 +17,8 @@ from mech.packed import RowRun, run_row
 from mech.trie import Trie, common_prefix
 from mech.trunk import Trunk
 
+MEAN_NODES = 4096
+
 
 @dataclass(frozen=True, eq=False)
 class MeanZ:
@@ -37,7 +39,8 @@ class MeanZ:
 def mean_z(engine: Engine, sequences: Sequence[Sequence[int]]) -> MeanZ:
     """Mean z of every head over the positions of these sequences; their common prefix is run once.
 
-    Two packed forwards whatever the number of sequences: keep the set to a few dozen contexts.
+    Two packed forwards, or one more for every MEAN_NODES tokens behind that prefix (attention in a row grows with the
+    square of its length).
     """
     model = engine.model
     names = everything_names(model, "attn.hook_z")
@@ -47,7 +50,8 @@ def mean_z(engine: Engine, sequences: Sequence[Sequence[int]]) -> MeanZ:
     )
     trunk = Trunk((), "clean")
     parts = [(list(sequences[0][:shared]), [sequences[0][:shared]] * len(sequences))] if shared else []
-    for prefix, paths in [*parts, (None, [sequence[shared:] for sequence in sequences])]:
+    behind = _groups([sequence[shared:] for sequence in sequences])
+    for prefix, paths in [*parts, *((None, group) for group in behind)]:
         trie = Trie(len(trunk))
         nodes = [trie.insert(path, [""] * len(path)) for path in paths]
         if not len(trie):
@@ -64,6 +68,16 @@ def mean_z(engine: Engine, sequences: Sequence[Sequence[int]]) -> MeanZ:
     )
     digest = hashlib.sha256(repr([tuple(sequence) for sequence in sequences]).encode()).hexdigest()
     return MeanZ(mean.to(model.dtype), n_positions, digest)
+
+
+def _groups(paths: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
+    """Neighbours together, up to MEAN_NODES tokens a group; one that is longer is alone."""
+    groups: list[list[Sequence[int]]] = [[]]
+    for path in paths:
+        if groups[-1] and sum(map(len, groups[-1])) + len(path) > MEAN_NODES:
+            groups.append([])
+        groups[-1].append(path)
+    return groups
 
 
 def _weighted(run: RowRun, name: str, weights: Float[Tensor, " node"]) -> Float[Tensor, " width"]:

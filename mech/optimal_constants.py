@@ -32,6 +32,7 @@ from mech.heads import HeadSet
 from mech.hooks import HookFunction, hooked
 from mech.model import Model
 from mech.queries import Query, token_logprobs
+from mech.trie import common_prefix
 from mech.trunk import Trunk
 
 STEPS = 30
@@ -114,10 +115,11 @@ def _rows(
     entering, layers = f"blocks.{first}.hook_resid_pre", sorted(heads.per_layer())
     names = [f"blocks.{layer}.attn.hook_z" for layer in layers]
     rows, squares, count = [], 0.0, 0
+    shared = common_prefix([query.prompt[:-1] for group in questions for query in group])
     for group in questions:
         if len({query.prompt for query in group}) > 1:
             raise ValueError("The questions of one row share their prompt.")
-        runs = [engine.run(query, [entering, *names]) for query in group]
+        runs = [engine.run(query, [entering, *names], shared) for query in group]
         for run in runs:
             require_clean(run)
             for layer, name in zip(layers, names, strict=True):
@@ -148,7 +150,7 @@ def _loss(
         with torch.set_grad_enabled(differentiate):
             loss = _row_loss(engine.model, row, heads, constants, first) / n_questions
         engine.meter.ran += 1
-        total += float(loss)
+        total += float(loss.detach())
         if gradient is not None:
             [own] = torch.autograd.grad(loss, [constants])
             gradient += own

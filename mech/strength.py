@@ -65,7 +65,7 @@ def strength_matched(
     if len(free) < len(selected):
         raise InputError(
             f"{len(free)} heads score low enough to control {len(selected)} selected ones by strength: "
-            "select fewer, or set --strength-controls to 0."
+            "select fewer, or leave 'norm' out of --control-kinds."
         )
     drawn: list[Head] = []
     displaced = 0

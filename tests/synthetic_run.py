@@ -111,9 +111,9 @@ def write_run(run: Path, seed: int = 0, only_heads: bool = False) -> Path:
 
 def write_controls(run: Path, rng: np.random.Generator) -> None:
     """Write controls.csv, offtarget.csv and agreement.csv."""
-    sizes, kinds = (4, 8, 16, 32), ("random", "strength")
+    sizes, kinds = (4, 8, 16, 32), ("random", "norm")
     controls = [
-        (f"top{k}", k, 0.8, 0.0, -0.1, 0.1, 20, 1 / 21, kind, 95.0 + place)
+        ("mean", "logprob", f"top{k}", k, 0.8, 0.0, -0.1, 0.1, 20, 1 / 21, kind, 95.0 + place)
         for k in sizes
         for place, kind in enumerate(kinds)
     ]
@@ -130,7 +130,7 @@ def write_controls(run: Path, rng: np.random.Generator) -> None:
                 arm = 0.1 * delta + 0.2 * abs(change)
                 inside = abs(change) + arm < delta
                 cells = (1.0, 1.0 + change, change, change - arm, change + arm, delta, inside, 25, 20)
-                rows.append((f"top{k}{label}", kind, k, quantity, *cells))
+                rows.append(("mean", f"top{k}{label}", kind, k, quantity, *cells))
     pd.DataFrame(rows, columns=list(TABLES["offtarget"])).to_csv(run / "offtarget.csv", index=False)
     agreed = []
     for direction in ("denoise", "noise"):
@@ -366,5 +366,6 @@ def _ablation(rng: np.random.Generator) -> pd.DataFrame:
                 rows.append((f"random_{draw}", "random", k, measure, mean, mean - 2, mean + 2, 25))
             for draw in range(2):
                 mean = sign * (22 + 0.1 * k + draw)
-                rows.append((f"strength_{draw}", "strength", k, measure, mean, mean - 2, mean + 2, 25))
-    return pd.DataFrame(rows, columns=["set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n"])
+                rows.append((f"norm_{draw}", "norm", k, measure, mean, mean - 2, mean + 2, 25))
+    table = pd.DataFrame(rows, columns=list(TABLES["ablation"])[2:])
+    return table.assign(how="mean", metric="logprob")[list(TABLES["ablation"])]

@@ -225,8 +225,17 @@ PATCHES = [
 ]
 ABLATIONS = [
     {
-        **{"id": f"none|{item}", "item_id": item, "task_id": item, "set": "none", "kind": "none", "k": 0},
-        **{"values": {"copy": 1.5, "sem": 0.5}, "losses": {"prose_loss": [1.0, 2.0]}},
+        **{
+            "id": f"none|none|{item}",
+            "item_id": item,
+            "task_id": item,
+            "set": "none",
+            "kind": "none",
+            "k": 0,
+        },
+        **{"how": "none", "from": "pre", "to": "neut", "references": "none"},
+        **{"scores": {"logprob": {"pre": [-2.0], "neut": [-0.5], "fail": [0.0]}}},
+        **{"losses": {"prose_loss": [1.0, 2.0]}},
     }
     for item in ("a", "prose")
 ]

@@ -247,7 +247,9 @@ def test_every_option_of_patch_changes_its_rows(
         ("how", "zero"),
         ("k", "1,2"),
         ("controls", "2"),
-        ("strength-controls", "1"),
+        ("control-kinds", "random,norm"),
+        ("from", "neut"),
+        ("to", "fail"),
         ("reference-items", "1"),
         ("seed", "2"),
     ],
@@ -257,13 +259,13 @@ def test_every_option_of_ablate_changes_its_rows(
 ) -> None:
     ids = shell.tmp / "ids"
     ids.write_text('["garden-2"]')  # of the two other items the mean is taken
-    common = ["--heads", "top:2", "--controls", "1", "--ids", str(ids)]
+    common = ["--heads", "top:2", "--controls", "1", "--ids", str(ids), "--control-kinds", "random"]
     assert differs(shell, written, "ablate", "ablations.jsonl", common, [f"--{flag}", value])
 
 
 @pytest.mark.parametrize("flag", ["delta", "delta-loss"])
 def test_the_bounds_of_ablate_change_its_table(flag: str, shell: Shell, written: dict[Any, str]) -> None:
-    common = ["--heads", "top:2", "--controls", "1", "--limit", "1"]
+    common = ["--heads", "top:2", "--controls", "1", "--limit", "1", "--control-kinds", "random"]
     assert differs(shell, written, "ablate", "offtarget.csv", common, [f"--{flag}", "7"])
 
 

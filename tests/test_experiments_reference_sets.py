@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiments.ablating import MIN_REFERENCE, reference_set
-from experiments.options import ReferenceFile, reference_items
+from experiments.options import REFERENCE_SIZE, ReferenceFile, reference_items
 from experiments.seeds import py_stream, stream
 from experiments.session import Session
 from mech.engine import Engine
@@ -20,11 +20,11 @@ from probes.wording import load_wording
 from tests.mech_cases import FolderFactory, one_thread  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS, REFERENCE, Shell, loaded_once, shell  # noqa: F401 - a fixture
 
-HEADS = ["--heads", "top:2", "--controls", "1"]
+HEADS = ["--heads", "top:2", "--controls", "1", "--control-kinds", "random"]
 NEEDS = (
     ("ablate", HEADS),
     ("ablate", [*HEADS, "--how", "resample"]),
-    ("ablate", [*HEADS, "--how", "zero", "--strength-controls", "1"]),
+    ("ablate", [*HEADS, "--how", "zero", "--control-kinds", "norm"]),
     ("joint", ["--k", "1", "--controls", "1", "--ablation-controls", "1"]),
     ("placebo", ["--top", "2", "--shuffles", "1"]),
     ("probe", ["--ablate", "L0H1"]),
@@ -49,7 +49,7 @@ def test_a_file_without_other_tasks_is_refused_and_says_what_to_name(
     said = shell(study, *words, "--reference-items", "16").sentence(
         "--reference-items FILE", str(shell.items)
     )
-    assert "has 0 items of other tasks" in said and f"takes {MIN_REFERENCE} at least" in said
+    assert "has 0 items of other tasks" in said and "takes 16 at least" in said
     assert not shell.path("scores.jsonl").exists() and not shell.path("ablations.jsonl").exists()
 
 
@@ -58,14 +58,16 @@ def test_the_measured_items_in_any_disguise_are_no_reference(shell: Shell) -> No
         ITEMS[0],  # itself
         replace(ITEMS[0], item_id="twin"),  # its task
         replace(ITEMS[2], item_id="other", task_id="elsewhere"),  # its context under another task
-        *REFERENCE[: MIN_REFERENCE - 1],
+        *REFERENCE[:3],
     ]
     file = shell.tmp / "mixed.jsonl"
     dump_items(disguised, file)
+    said = shell("ablate", *HEADS, "--reference-items", f"4@{file}").sentence(str(file))
+    assert "has 3 items of other tasks" in said
     said = shell("ablate", *HEADS, "--reference-items", file).sentence(str(file))
-    assert f"has {MIN_REFERENCE - 1} items of other tasks" in said
+    assert "has 3 different contexts of other tasks" in said and f"takes {MIN_REFERENCE} at least" in said
     dump_items([*disguised, REFERENCE[-1]], file)
-    shell.ran("ablate", *HEADS, "--reference-items", file)
+    shell.ran("ablate", *HEADS, "--reference-items", f"4@{file}")
     reference = shell.about("ablate")["provenance"]["mean_reference"]
     assert sorted(reference["items"]) == [one.item_id for one in REFERENCE]
 
@@ -100,16 +102,16 @@ def test_a_rollout_takes_no_item_of_a_task_that_it_runs(shell: Shell) -> None:
     items = shell.tmp / "rolled.jsonl"
     dump_items([*ITEMS, *REFERENCE], items)
     tasks = {one.task_id for one in ITEMS}
-    found = reference_set(session_of(shell, []), options(items=items), tasks)
+    found = reference_set(session_of(shell, []), options(items=items, reference_items=4), tasks)
     assert {one.item_id for one in found.items} == {one.item_id for one in REFERENCE}
-    assert len(reference_set(session_of(shell, []), options(items=items)).items) == len(ITEMS) + len(
-        REFERENCE
-    )
+    assert len(reference_set(session_of(shell, []), options(items=items, reference_items=8)).items) == len(
+        ITEMS
+    ) + len(REFERENCE)
 
 
 def test_the_option_is_a_number_a_file_or_both() -> None:
     assert reference_items("3") == 3
-    assert reference_items("a/b.jsonl") == ReferenceFile(Path("a/b.jsonl"), 16)
+    assert reference_items("a/b.jsonl") == ReferenceFile(Path("a/b.jsonl"), REFERENCE_SIZE)
     assert reference_items("5@a/b.jsonl") == ReferenceFile(Path("a/b.jsonl"), 5)
     for text in ("0", "-1", "0@a"):
         with pytest.raises(argparse.ArgumentTypeError):

@@ -104,8 +104,8 @@ def test_the_csv_behind_the_off_target_figure_holds_intervals_and_ranges(drawn: 
         == one[["change", "ci_lo", "ci_hi", "delta"]].tolist()
     )
     assert bool(found["equivalent"]) == one["equivalent"] and one["ci_hi"] > one["delta"]
-    draws = source.query("quantity == 'code_loss' and kind == 'strength' and k == 16")["change"]
-    found = table.loc[("code_loss", "strength", 16), ["change", "ci_lo", "ci_hi"]].tolist()
+    draws = source.query("quantity == 'code_loss' and kind == 'norm' and k == 16")["change"]
+    found = table.loc[("code_loss", "norm", 16), ["change", "ci_lo", "ci_hi"]].tolist()
     assert found == pytest.approx([draws.median(), draws.min(), draws.max()])
     assert len(table) == 6 * 4 * 3
 

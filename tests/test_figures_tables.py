@@ -77,7 +77,7 @@ def test_random_controls_are_summed_up_by_median_and_range() -> None:
     assert found.loc["random", ["mean", "lo", "hi", "n_draws"]].tolist() == [9.5, 8.0, 11.0, 3]
     assert found.loc["selected", ["k", "mean", "lo", "hi"]].tolist() == [4, 3.0, 2.0, 5.0]
     with pytest.raises(
-        FigureError, match="unknown kind other: it is one of none, selected, random, strength"
+        FigureError, match="unknown kind other: it is one of none, selected, random, norm, damage"
     ):
         dose_numbers(table.replace({"kind": {"none": "other"}}), "copy")
     with pytest.raises(FigureError, match="2 rows of copy for kind selected and k = 4"):

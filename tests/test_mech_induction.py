@@ -135,6 +135,7 @@ def independent_scores(model: Model, sequences: RepeatedTokens) -> dict[str, lis
                     found["duplicate_token"].append(float(at[first]))
                     found["prefix_matching"].append(float(at[first + 1]))
                     found["previous_token"].append(float(at[t - 1]))
+                    found["attention_sink"].append(float(at[0]))
                     logits = heard(
                         model, cache, layer, z[sequence, t, head] @ w_o(model, layer)[head], sequence, t
                     )

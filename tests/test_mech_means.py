@@ -82,3 +82,14 @@ def test_the_hash_names_the_sequences(tiny_folder: FolderFactory) -> None:
     hashes = [mean_z(engine, part).sha256 for part in ([LEFT, RIGHT], [LEFT], [LEFT, (*RIGHT[:-1], 10)])]
     assert len(set(hashes)) == 3
     assert mean_z(engine, [list(LEFT), list(RIGHT)]).sha256 == hashes[0]
+
+
+def test_many_tokens_take_more_rows_and_give_the_same_mean(
+    tiny_folder: FolderFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(tiny_folder, "llama")
+    whole = mean_z(Engine(model), SEQUENCES)
+    monkeypatch.setattr("mech.means.MEAN_NODES", 5)
+    engine = Engine(model)
+    torch.testing.assert_close(mean_z(engine, SEQUENCES).z, whole.z, rtol=0, atol=FP64)
+    assert engine.meter.ran > 2 and mean_z(engine, SEQUENCES).sha256 == whole.sha256
