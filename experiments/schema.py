@@ -236,7 +236,7 @@ CALIBRATION = (
 # both (and the interval excludes the truth), coverage of the 95 % interval, below and above: on which side it misses.
 CALIBRATE = (
     *("statistic", "population", "n_clusters", "simulations", "skew_items", "skew_clusters"),
-    *("error", "attainable", "both", "coverage", "below", "above", "width"),
+    *("error", "flips", "attainable", "coverage", "below", "above", "width"),
 )
 
 # What a study left out of which items: `what` is a condition or a measure, `why` a sentence.

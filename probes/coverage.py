@@ -1,7 +1,7 @@
 """What the tests and intervals of `probes.stats` are worth with few clusters: they meet data whose truth is known.
 
-    error       share of simulations whose test says p ≤ .05 although its null holds (type-I error)
-    excludes    share whose interval excludes the truth, and both: that and p ≤ .05 together
+    error       share of simulations whose p ≤ .05 although the null holds (type-I error)
+    flips       the same of the sign-flip test alone, whose null is symmetry and not a mean of 0
     coverage    share whose interval holds the truth; below, above: the truth lies below, or above, the interval
     width       median width of the intervals over the width that θ ± 1.96 standard errors would have
 
@@ -26,16 +26,17 @@ from jaxtyping import Float
 from scipy.stats import skew
 
 from mech.errors import InputError
-from probes.stats import MIN_CLUSTERS, RATE, Interval, RngFactory, cluster_median, cluster_ratios
+from probes.stats import MIN_CLUSTERS, RATE, Interval, RngFactory, cluster_median, cluster_ratios, sign_flip
 
 ALPHA = 0.05
 BLOCK = 250
+FLIPS = 4999
 ICC = 0.5
 MEDIANS = 4
 """Medians have this many times fewer simulations: each is tested at every item."""
 CALIBRATE = (
     *("statistic", "population", "n_clusters", "simulations", "skew_items", "skew_clusters"),
-    *("error", "attainable", "both", "coverage", "below", "above", "width"),
+    *("error", "flips", "attainable", "coverage", "below", "above", "width"),
 )
 
 
@@ -134,19 +135,22 @@ def calibrate(
         rng_for: gives the streams `STATISTIC/POPULATION/CLUSTERS/BLOCK`.
 
     Returns:
-        error and both are NaN where the null does not hold or there is no test; `attainable` is the share of all sign
+        error and flips are NaN where the null does not hold or there is no test; `attainable` is the share of all sign
         patterns that an exact test at .05 can reject, of which it may fall short in discrete data.
     """
     wanted = simulations if population.statistic != "median" else -(-simulations // MEDIANS)
     name = f"{population.statistic}/{population.name}/{n_clusters}"
     found: list[Interval] = []
-    spreads, shapes = [], []
+    spreads, shapes, flips = [], [], []
     for block, size in enumerate(_sizes(wanted)):
         rng = rng_for(f"{name}/{block}")
         data = population.draw(rng, n_clusters, size)
         found += list(_estimates(population, data, n_draws, rng))
         spreads.append(_plain_errors(data, n_clusters))
         shapes.append(_skewness(data, n_clusters))
+        if population.tested:
+            signs = np.sign(data.numerators) if population.statistic == "median" else data.numerators
+            flips.append(sign_flip(_by_cluster(signs, data, n_clusters), rng, n_flips=FLIPS) <= ALPHA)
     lo, hi = np.array([one.lo for one in found]), np.array([one.hi for one in found])
     below, above = population.truth < lo, population.truth > hi
     rejected = np.array([one.p for one in found]) <= ALPHA  # NaN: not tested, so not rejected
@@ -154,13 +158,21 @@ def calibrate(
     with np.errstate(divide="ignore", invalid="ignore"):
         widths = (hi - lo) / (2 * 1.96 * np.concatenate(spreads))
     width = math.nan if population.statistic == "median" else float(np.nanmedian(widths))
-    tested = (
-        (float(rejected.mean()), float((rejected & ~held).mean())) if population.tested else (math.nan,) * 2
-    )
-    error, both = tested
+    error = alone = math.nan
+    if population.tested:
+        error, alone = float(rejected.mean()), float(np.concatenate(flips).mean())
     counts = (n_clusters, len(found), *np.nanmean(shapes, axis=0).tolist())
     ends = (float(held.mean()), float(below.mean()), float(above.mean()))
-    return (population.statistic, population.name, *counts, error, attainable(n_clusters), both, *ends, width)
+    return (
+        population.statistic,
+        population.name,
+        *counts,
+        error,
+        alone,
+        attainable(n_clusters),
+        *ends,
+        width,
+    )
 
 
 def attainable(n_clusters: int) -> float:

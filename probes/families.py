@@ -34,7 +34,7 @@ SHIFTS = ("p_repeat_shift",)
 
 
 def null_is_zero(measure: str) -> bool:
-    """Whether "the mean is zero" is a hypothesis: of differences it is, of probabilities, shares and rates it is not."""
+    """Whether "the mean is zero" is a hypothesis: of differences it is, of probabilities and rates it is not."""
     return measure in SHIFTS or not measure.startswith(LEVELS)
 
 
@@ -143,7 +143,7 @@ def corrected(table: pd.DataFrame, family_name: str, p: str = "p") -> pd.DataFra
 
 
 def family_lines(table: pd.DataFrame, family_name: str) -> list[str]:
-    """The sizes of the families in a corrected table, one a line: "Holm family 'manipulations' (toolshed): 16 tests"."""
+    """The sizes of the families in a corrected table: "Holm family 'manipulations' (m, toolshed): 16 tests"."""
     family = FAMILIES[family_name]
     lines = []
     for key, places in _groups(table, family).items():

@@ -36,8 +36,8 @@ def survival(steps: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -
     Returns:
         The columns of SURVIVAL, t = 0, 1, … in free steps since the first failure. At t = 0 all rollouts are at risk,
         and those are censored that never get a chance to repeat; later, censored are those that end after t unrepeated
-        chances. The interval is pointwise (`probes.stats.percentile_ends`); it is empty where more than MAX_DROPPED of the draws have nobody at risk at
-        t (the others are used), and where there are fewer than six tasks.
+        chances. The interval is pointwise (`probes.stats.percentile_ends`); it is empty where more than MAX_DROPPED of
+        the draws have nobody at risk at t (the others are used), and where there are fewer than six tasks.
 
     Raises:
         InputError: as `per_step`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
@@ -15,12 +16,10 @@ from hypothesis import strategies as st
 from experiments.schema import DECOMPOSITION, EQUIVALENCE
 from mech.errors import InputError
 from probes import decompose as module
-from probes import stats
 from probes.decompose import decompose, equivalences
 from probes.stats import cluster_median, cluster_ratios
-from tests.tolerances import FP64
 
-NUMBERS = st.lists(st.tuples(st.integers(-50, 50), st.sampled_from("abcde")), min_size=1, max_size=25)
+NUMBERS = st.lists(st.tuples(st.integers(-50, 50), st.sampled_from("abcdefgh")), min_size=1, max_size=30)
 
 
 def _rng(name: str | int = 0) -> np.random.Generator:
@@ -30,27 +29,42 @@ def _rng(name: str | int = 0) -> np.random.Generator:
 # --- the median
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(NUMBERS)
-def test_every_draw_of_the_median_is_that_of_its_pooled_items(pairs: list[tuple[int, str]]) -> None:
+def test_the_ends_of_the_median_are_the_last_values_that_the_sign_test_keeps(
+    pairs: list[tuple[int, str]],
+) -> None:
     values, clusters = np.array([v for v, _ in pairs], float), np.array([c for _, c in pairs])
     names = np.unique(clusters)
-    counts = _rng().multinomial(len(names), np.full(len(names), 1 / len(names)), size=200)
-    slow = [
-        np.median(
-            np.concatenate([np.tile(values[clusters == name], k) for name, k in zip(names, row, strict=True)])
-        )
-        for row in counts
-    ]
-    found = cluster_median(values, clusters, _rng(), n_draws=200)
+    found = cluster_median(values, clusters, _rng())
     assert found.mean == np.median(values)
     assert (found.n, found.n_clusters) == (len(values), len(names))
-    if len(names) == 1:
+    if len(names) < 6:
         assert math.isnan(found.lo) and found.degenerate
-    elif np.ptp(slow) > 0:
-        np.testing.assert_allclose([found.lo, found.hi], np.quantile(slow, [0.025, 0.975]), atol=FP64)
-    else:
-        assert found.lo == found.hi == found.mean and found.degenerate
+        return
+    points = np.unique(values)
+    tried = np.sort(np.concatenate([points, (points[1:] + points[:-1]) / 2]))
+    kept = [
+        m
+        for m in tried
+        if not _flips(np.array([np.sign(values[clusters == name] - m).sum() for name in names])) <= 0.05
+    ]
+    assert found.lo == points[points <= kept[0]][-1] and found.hi == points[points >= kept[-1]][0]
+
+
+def _flips(sums: np.ndarray) -> float:
+    filled = sums[sums != 0]
+    if len(filled) < 6:
+        return math.nan
+    signs = np.array(list(itertools.product((1, -1), repeat=len(filled))))
+    return float((np.abs(signs @ filled) >= abs(filled.sum()) - 1e-9).mean())
+
+
+def test_with_an_item_a_task_the_median_has_the_order_statistic_interval() -> None:
+    values = np.sort(_rng(4).normal(size=12))
+    found = cluster_median(values, np.arange(12), _rng())
+    # P(Bin(12, 1/2) <= 2) = .019 and <= 3 is .073: the third from either end.
+    assert (found.lo, found.hi) == (values[2], values[9]) and not found.degenerate
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -60,7 +74,7 @@ def test_the_median_forgets_the_order_and_scales_with_the_values(
 ) -> None:
     shuffled = mix.sample(pairs, len(pairs))
     found, again, scaled = (
-        cluster_median([factor * v for v, _ in some], [c for _, c in some], _rng(), n_draws=100)
+        cluster_median([factor * v for v, _ in some], [c for _, c in some], _rng())
         for some, factor in ((pairs, 1.0), (shuffled, 1.0), (pairs, -4.0))
     )
     np.testing.assert_equal(
@@ -71,17 +85,10 @@ def test_the_median_forgets_the_order_and_scales_with_the_values(
     )
 
 
-def test_the_draws_of_a_median_are_the_same_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    values, clusters = _rng(1).normal(size=60), np.arange(60) // 3
-    whole = cluster_median(values, clusters, _rng(), n_draws=500)
-    monkeypatch.setattr(stats, "_MAX_CELLS", 60 * 7)
-    assert cluster_median(values, clusters, _rng(), n_draws=500) == whole
-
-
 def test_the_interval_of_a_median_is_that_of_theory() -> None:
     # The median of n normal numbers has the standard error sqrt(pi / 2n).
-    found = cluster_median(_rng(3).normal(size=2000), np.arange(2000), _rng(), n_draws=1000)
-    assert found.hi - found.lo == pytest.approx(2 * 1.96 * math.sqrt(math.pi / 4000), rel=0.12)
+    found = cluster_median(_rng(3).normal(size=900), np.arange(900), _rng())
+    assert found.hi - found.lo == pytest.approx(2 * 1.96 * math.sqrt(math.pi / 1800), rel=0.15)
 
 
 def test_an_infinite_value_is_the_largest_and_an_infinite_median_has_no_interval() -> None:
@@ -182,7 +189,11 @@ def test_the_interval_of_a_share_holds_the_share_it_was_made_with() -> None:
     for name in ("copy_share", "copy_share_pad"):
         share = table.loc[name]
         assert share["ci_lo"] < 0.9 < share["ci_hi"] and share["ci_hi"] - share["ci_lo"] < 0.03
-    assert table.loc["share_G_negative", ["estimate", "ci_lo", "ci_hi"]].tolist() == [1.0, 1.0, 1.0]
+    assert table.loc["share_G_negative", ["estimate", "ci_lo", "ci_hi"]].tolist() == [
+        1.0,
+        pytest.approx(0.98, abs=0.01),
+        1.0,
+    ]
     ratio = table.loc["copy_sem_ratio_median"]
     assert 5 < ratio["ci_lo"] < ratio["estimate"] < ratio["ci_hi"]
 

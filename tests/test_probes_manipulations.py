@@ -65,8 +65,7 @@ def test_each_manipulation_is_a_paired_mean_beside_its_own_gain() -> None:
         3,
         2,
     )
-    # Three clusterings of two tasks: 1.5, 3 and 6; none is 3 away from 3 but for 6.
-    assert (line["ci_lo"], line["ci_hi"]) == (1.5, 6.0) and line["p"] == 0.5  # as two tasks allow
+    assert np.isnan([line["ci_lo"], line["ci_hi"], line["p"]]).all()  # two tasks allow neither
 
 
 def test_the_family_is_every_manipulation_of_one_model_and_environment() -> None:
@@ -80,7 +79,9 @@ def test_the_family_is_every_manipulation_of_one_model_and_environment() -> None
     alone = table[table["model"] == "other"].iloc[0]
     assert alone["p_holm"] == alone["p"]
     strongest = table[(table["model"] == "m") & (table["condition"] == "abstract")].iloc[0]
-    assert strongest["p"] == 1 / 2001 and strongest["p_holm"] == 4 / 2001
+    assert (
+        strongest["p"] < 1e-3 and strongest["p_holm"] == 4 * strongest["p"] and strongest["family_size"] == 4
+    )
 
 
 def test_unchanged_is_shown_by_the_interval_and_not_by_a_large_p() -> None:

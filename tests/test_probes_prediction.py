@@ -136,8 +136,7 @@ def test_the_observed_share_has_the_interval_of_its_own_tasks() -> None:
     tasks = np.repeat(np.arange(6), 4)
     table = calibration(values, outcomes, tasks, rng(), bins=2, n_draws=100)
     assert table["n_clusters"].tolist() == [3, 3]
-    # Every task has the same share, so drawing tasks moves nothing; drawing points would.
-    assert table["ci_lo"].tolist() == table["ci_hi"].tolist() == [0.75, 0.75]
+    assert table[["ci_lo", "ci_hi"]].isna().all(axis=None)  # three tasks a bin are too few
     points = calibration(values, outcomes, np.arange(24), rng(), bins=2, n_draws=500)
     assert (points["ci_hi"] - points["ci_lo"] > 0.2).all()
 

@@ -72,7 +72,7 @@ def test_a_mean_is_per_item_and_an_item_without_tokens_there_counts_as_zero() ->
     assert _means(table, "copy", "part") == [1.5, 2.0, 4.5]
     assert (table["n"] == 2).all() and (table["n_clusters"] == 2).all()
     error = table[(table["measure"] == "copy") & (table["level"] == "error")].iloc[0]
-    assert (error["ci_lo"], error["ci_hi"]) == (1.0, 3.0)
+    assert np.isnan([error["ci_lo"], error["ci_hi"]]).all()  # two tasks are too few
 
 
 @pytest.mark.parametrize(

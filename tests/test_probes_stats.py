@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 
 from mech.errors import InputError
 from probes import stats
 from probes.stats import (
     Interval,
     cluster_bootstrap,
+    cluster_median,
+    cluster_rate,
     cluster_ratios,
     equivalent,
     holm,
+    percentile_ends,
     share_negative,
+    sign_flip,
     summarise,
 )
 
@@ -46,59 +52,169 @@ def test_the_interval_of_normal_data_is_the_clustered_standard_error() -> None:
     assert error > 1.4 * values.std() / math.sqrt(1200)
 
 
-def test_draws_pool_items_so_that_large_clusters_weigh_more() -> None:
-    rng = _rng(2)
-    clusters = np.repeat([f"t{i}" for i in range(12)], rng.integers(1, 9, size=12))
-    values = rng.exponential(size=len(clusters)) * 10
-    found = cluster_bootstrap(values, clusters, _rng(3), n_draws=20_000)
+def _slow_studentised(
+    values: np.ndarray, clusters: np.ndarray, draws: np.ndarray
+) -> tuple[float, float, float]:
+    """Ends and p of the bootstrap-t, a draw at a time: items are pooled as drawn, and its own error taken."""
     groups = [values[clusters == name] for name in np.unique(clusters)]
-    slow = [
-        np.concatenate([groups[i] for i in rng.integers(12, size=12)]).mean()
-        for _ in range(20_000)
-    ]  # fmt: skip
-    lo, hi = np.quantile(slow, [0.025, 0.975])
-    width = hi - lo
-    assert found.lo == pytest.approx(lo, abs=0.03 * width)
-    assert found.hi == pytest.approx(hi, abs=0.03 * width)
+    n_clusters = len(groups)
+
+    def error(parts: list[np.ndarray]) -> float:
+        pooled = np.concatenate(parts)
+        squares = sum((part - pooled.mean()).sum() ** 2 for part in parts)
+        return math.sqrt(n_clusters / (n_clusters - 1) * squares) / len(pooled)
+
+    mean, own = values.mean(), error(groups)
+    t = []
+    for counts in draws:
+        parts = [groups[i] for i in range(n_clusters) for _ in range(int(counts[i]))]
+        t.append((np.concatenate(parts).mean() - mean) / max(error(parts), stats.FLOOR * own))
+    ordered = np.sort(t)
+    place = math.floor(0.025 * (len(t) + 1)) - 1
+    reach = scipy.stats.t.ppf(0.975, n_clusters - 1)
+    lo = mean - max(ordered[len(t) - 1 - place], reach) * own
+    hi = mean + max(-ordered[place], reach) * own
+    side = math.copysign(1, mean)
+    beyond = int((np.array(t) * side >= abs(mean) / own).sum())
+    tails = 2 * (beyond + 1) / (len(t) + 1) if beyond else 0.0
+    return lo, hi, max(tails, 2 * scipy.stats.t.sf(abs(mean) / own, n_clusters - 1))
 
 
-def test_nineteen_of_twenty_intervals_hold_the_truth() -> None:
+@pytest.mark.parametrize("shift", [0.0, 0.4, 30.0])
+def test_matrix_products_are_the_bootstrap_t_done_draw_by_draw(shift: float) -> None:
+    rng = _rng(2)
+    clusters = np.repeat([f"t{i:02d}" for i in range(12)], rng.integers(1, 9, size=12))
+    values = rng.exponential(size=len(clusters)) * 10 - 10 + shift
+    found = cluster_bootstrap(values, clusters, _rng(3), n_draws=2000)
+    lo, hi, p = _slow_studentised(values, clusters, stats.draw_clusters(12, _rng(3), 2000))
+    assert (found.lo, found.hi) == (pytest.approx(lo, rel=1e-9), pytest.approx(hi, rel=1e-9))
+    sums = np.array([values[clusters == name].sum() for name in np.unique(clusters)])
+    assert found.p == pytest.approx(min(1, max(p, _enumerated(sums))), rel=1e-6)
+    assert (found.p <= 0.05) == (not found.lo <= 0 <= found.hi)
+
+
+def _enumerated(sums: np.ndarray) -> float:
+    """The sign-flip p over all patterns, one at a time."""
+    signs = np.array(list(itertools.product((1, -1), repeat=len(sums))))
+    return float((np.abs(signs @ sums) >= abs(sums.sum()) - 1e-9).mean())
+
+
+@pytest.mark.parametrize("n_clusters", [6, 7, 11, 14])
+def test_the_exact_flips_are_those_of_all_patterns(n_clusters: int) -> None:
+    rng = _rng(n_clusters)
+    sums = np.concatenate([rng.normal(0.5, 1, size=(n_clusters, 6)), np.zeros((2, 6))])
+    sums[:, 1] = np.round(sums[:, 1] * 2)  # ties
+    sums[:, 2] = np.abs(sums[:, 2])
+    found = sign_flip(sums, _rng())
+    for column in range(6):
+        filled = sums[sums[:, column] != 0, column]
+        expected = _enumerated(filled) if len(filled) >= 6 else math.nan
+        np.testing.assert_allclose(found[column], expected, rtol=1e-12)
+    assert found[2] == 2 / 2**n_clusters
+
+
+def test_many_clusters_are_flipped_at_random_and_agree_with_all_patterns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sums = _rng(3).normal(0.3, 1, size=(20, 4))
+    exact = sign_flip(sums, _rng())
+    monkeypatch.setattr(stats, "EXACT", 10)
+    drawn = sign_flip(sums, _rng(), n_flips=40_000)
+    assert (drawn != exact).all()
+    np.testing.assert_allclose(drawn, exact, atol=0.01)
+    assert sign_flip(np.ones((20, 1)), _rng(), n_flips=999)[0] == 1 / 1000  # never 0
+
+
+@pytest.mark.parametrize(
+    ("plus", "minus", "same"), [(6, 0, 18), (7, 1, 0), (9, 3, 12), (5, 5, 2), (20, 8, 5)]
+)
+def test_differences_of_outcomes_with_an_item_a_cluster_are_mcnemars_test(
+    plus: int, minus: int, same: int
+) -> None:
+    differences = [1.0] * plus + [-1.0] * minus + [0.0] * same
+    found = cluster_bootstrap(differences, list(range(len(differences))), _rng())
+    expected = scipy.stats.binomtest(plus, plus + minus).pvalue
+    exact = plus + minus <= stats.EXACT
+    assert found.p == pytest.approx(expected, rel=1e-9 if exact else 0.1)
+    assert -1 <= found.lo <= found.mean <= found.hi <= 1
+
+
+def test_a_p_that_could_not_reach_five_percent_is_none() -> None:
+    for n_nonzero, tested in ((5, False), (6, True)):
+        values = [2.5] * n_nonzero + [0.0] * (12 - n_nonzero)
+        p = cluster_bootstrap(values, list(range(12)), _rng()).p
+        assert math.isnan(p) is not tested
+    # Zero by cancellation is zero: 0.1 + 0.2 - 0.3 is 5e-17.
+    sums = np.array([[0.1 + 0.2 - 0.3]] * 4 + [[1.0]] * 5)
+    assert math.isnan(sign_flip(sums, _rng(), np.array([[0.6]] * 4 + [[1.0]] * 5))[0])
+    # 6 against 0 of 24 pairs in a family of five: Holm's p is .16, not .04.
+    six = cluster_bootstrap([1.0] * 6 + [0.0] * 18, list(range(24)), _rng()).p
+    assert holm([six, 0.5, 0.6, 0.7, 0.8])[0] == pytest.approx(5 / 32)
+
+
+def test_shares_and_rates_have_intervals_inside_their_range_and_no_p() -> None:
+    for values in ([0.0] * 12, [1.0] * 12, [0.0, 1.0] * 6, [0.99] * 11 + [1.0]):
+        found = cluster_rate(values, list(range(12)))
+        assert 0 <= found.lo <= found.mean <= found.hi <= 1 and found.lo < found.hi
+        assert math.isnan(found.p) and not found.degenerate
+    # Twelve items and the two that are added: mean 1/14, t(13), by hand.
+    added = np.array([0.0] * 13 + [1.0])
+    reach = scipy.stats.t.ppf(0.975, 13) * added.std(ddof=1) / math.sqrt(14)
+    assert cluster_rate([0.0] * 12, list(range(12))).hi == pytest.approx(1 / 14 + reach)
+    with pytest.raises(InputError, match="outside the range 0 to 1"):
+        cluster_rate([0.5, 1.5], ["a", "b"])
+    with pytest.raises(InputError, match="Only means have bounds"):
+        cluster_ratios(np.ones((8, 1)), np.full((8, 1), 2.0), np.arange(8), _rng(), bounds=(0.0, 1.0))
+
+
+def test_the_design_effect_is_the_variance_of_clusters_over_that_of_items() -> None:
+    values, clusters = _clustered(_rng(1), n_clusters=400, size=3, between=1.0)
+    # ICC ½ and three items a cluster: 1 + 2 · ½.
+    assert cluster_bootstrap(values, clusters, _rng(), 200).deff == pytest.approx(2.0, rel=0.1)
+    assert cluster_bootstrap(values, np.arange(1200), _rng(), 200).deff == pytest.approx(1.0)
+    pairs = np.repeat(_rng(2).normal(size=50), 2)  # every item stands twice
+    found = cluster_bootstrap(pairs, np.repeat(np.arange(50), 2), _rng(), 200)
+    assert found.deff == pytest.approx(50 / 49 * 2 * 99 / 100)
+
+
+def test_nineteen_of_twenty_intervals_hold_the_truth_and_p_is_uniform_under_the_null() -> None:
     rng = _rng(4)
-    held = 0
-    for _ in range(300):
-        values, clusters = _clustered(rng, n_clusters=50, size=2, between=1.0)
-        found = cluster_bootstrap(values, clusters, rng, n_draws=800)
-        held += found.lo <= 0 <= found.hi
-    assert 0.90 <= held / 300 <= 0.98
-
-
-def test_p_is_uniform_under_the_null() -> None:
-    rng = _rng(5)
-    p = [cluster_bootstrap(*_clustered(rng, 60, 1, 0.0), rng, n_draws=800).p for _ in range(300)]
-    assert 0.02 <= np.mean(np.array(p) < 0.05) <= 0.10
-    assert 0.42 <= np.mean(np.array(p) < 0.5) <= 0.58
+    clusters = np.repeat(np.arange(30), 2)
+    values = rng.normal(size=(60, 1000)) + rng.normal(size=(30, 1000))[clusters]
+    found = cluster_ratios(values, np.ones_like(values), clusters, rng, n_draws=800)
+    held = np.mean([one.lo <= 0 <= one.hi for one in found])
+    p = np.array([one.p for one in found])
+    assert 0.93 <= held <= 0.975
+    assert 0.02 <= np.mean(p <= 0.05) <= 0.065
+    assert 0.42 <= np.mean(p <= 0.5) <= 0.54
 
 
 def test_p_counts_the_estimate_among_the_draws_and_is_never_zero() -> None:
     values, clusters = _clustered(_rng(6), 40, 2, 0.5)
-    assert cluster_bootstrap(values + 100, clusters, _rng(), n_draws=99).p == 1 / 100
-    assert cluster_bootstrap(values - 100, clusters, _rng(), n_draws=99).p == 1 / 100
+    assert cluster_bootstrap(values + 100, clusters, _rng(), n_draws=99).p == 1 / (stats.N_FLIPS + 1)
+    assert cluster_bootstrap(values - 100, clusters, _rng(), n_draws=99).p == 1 / (stats.N_FLIPS + 1)
 
 
-def test_p_of_two_clusters_is_known() -> None:
-    # Means 1 and 3: draws 1, 2, 3, none of them 2 away from 2: p is the least that two clusters allow.
-    assert cluster_bootstrap([1.0, 3.0], ["a", "b"], _rng(), n_draws=999).p == 0.5
-    for n_clusters in (
-        4,
-        8,
-        16,
-    ):  # all of one sign: 2 of 2^C sign patterns are as extreme, or one draw in n + 1
-        values = np.linspace(1, 2, n_clusters)
-        found = cluster_bootstrap(values, list(map(str, range(n_clusters))), _rng(), n_draws=999)
-        assert found.p == max(2.0 ** (1 - n_clusters), 1 / 1000)
-    # Means -1 and 3: draws -1, 1, 3; half of them are at least 1 away from 1.
-    assert cluster_bootstrap([-1.0, 3.0], ["a", "b"], _rng(), n_draws=9999).p == pytest.approx(0.5, abs=0.03)
-    assert cluster_bootstrap([-1.0, 1.0], ["a", "b"], _rng()).p == 1.0
+def test_p_of_few_clusters_is_known() -> None:
+    assert math.isnan(cluster_bootstrap([1.0, 3.0], ["a", "b"], _rng()).p)
+    for n_clusters in (6, 8, 16):  # all of one sign: 2 of 2^C sign patterns are as extreme
+        values = 10 + np.linspace(1, 2, n_clusters)
+        assert cluster_bootstrap(values, list(map(str, range(n_clusters))), _rng()).p == 2.0 ** (
+            1 - n_clusters
+        )
+    balanced = cluster_bootstrap([-1.5, 1.5] * 3, list("abcdef"), _rng())
+    assert balanced.p == 1.0 and balanced.mean == 0
+
+
+def test_a_p_below_five_percent_never_stands_beside_an_interval_that_holds_zero() -> None:
+    rng = _rng(17)
+    values = np.exp(rng.normal(size=(13, 400))) - rng.uniform(0.2, 1.6, size=400)
+    found = cluster_ratios(values, np.ones_like(values), np.arange(13), rng, n_draws=999)
+    excluded = np.array([not one.lo <= 0 <= one.hi for one in found])
+    small = np.array([one.p <= 0.05 for one in found])
+    assert not (small & ~excluded).any() and 50 < small.sum() < 350
+    flips = sign_flip(values, rng)
+    assert all(one.p >= alone - 1e-12 for one, alone in zip(found, flips, strict=True))
 
 
 def test_the_order_of_the_items_does_not_matter() -> None:
@@ -115,11 +231,35 @@ def test_one_cluster_has_no_interval_and_says_so() -> None:
     assert all(map(math.isnan, (found.lo, found.hi, found.p)))
 
 
+@pytest.mark.parametrize("n_clusters", [2, 5])
+def test_below_six_clusters_there_is_no_interval(n_clusters: int) -> None:
+    values = _rng(n_clusters).normal(3, 1, size=20)
+    clusters = [f"t{i % n_clusters}" for i in range(20)]
+    for found in (
+        cluster_bootstrap(values, clusters, _rng()),
+        cluster_median(values, clusters, _rng()),
+        cluster_rate(values > 3, clusters),
+    ):
+        assert math.isfinite(found.mean) and found.degenerate
+        assert all(map(math.isnan, (found.lo, found.hi, found.p)))
+        assert not equivalent(found, 100.0)
+    assert all(map(math.isnan, percentile_ends(values, n_clusters)))
+
+
+def test_an_expanded_percentile_interval_is_as_much_wider_as_that_of_t() -> None:
+    draws = np.sort(_rng(5).normal(size=200_000))
+    for n_clusters in (6, 24, 1000):
+        lo, hi = percentile_ends(draws, n_clusters)
+        reach = math.sqrt(n_clusters / (n_clusters - 1)) * scipy.stats.t.ppf(0.975, n_clusters - 1)
+        assert -lo == pytest.approx(reach, rel=0.04) and hi == pytest.approx(reach, rel=0.04)
+
+
 @pytest.mark.parametrize("constant", [0.0, 0.1, -23.9])
 def test_constant_data_are_flagged(constant: float) -> None:
     found = cluster_bootstrap([constant] * 30, [f"t{i % 7}" for i in range(30)], _rng())
     assert found.lo == found.hi == found.mean == pytest.approx(constant)
-    assert found.degenerate and math.isnan(found.p)
+    assert found.degenerate and math.isnan(found.deff)
+    assert math.isnan(found.p) if constant == 0 else found.p == 2 / 2**7
 
 
 def test_nan_stays_nan_and_nothing_stays_nothing() -> None:
@@ -232,7 +372,10 @@ def test_the_summary_corrects_the_declared_family_and_nothing_else() -> None:
     assert summary[["model", "measure"]].agg("/".join, axis=1).tolist() == ["a/G", "a/copy", "b/G", "b/copy"]
     gains = summary[summary["measure"] == "G"]
     np.testing.assert_allclose(gains["p_holm"], holm(gains["p"]))
-    assert gains["p_holm"].iloc[0] == 2 * gains["p"].iloc[0] == 2 / 1000
+    assert gains["p_holm"].iloc[0] == 2 * gains["p"].iloc[0] < 1e-4 and gains["family_size"].tolist() == [
+        2,
+        2,
+    ]
     assert gains["p"].iloc[1] > 0.05
     assert summary[summary["measure"] == "copy"]["p_holm"].isna().all()
     assert (summary["n"] == 40).all() and (summary["n_clusters"] == 20).all()
