@@ -15,7 +15,18 @@ import pandas as pd
 from experiments.compare_effects import SAME, patched_entry
 from experiments.find_heads import ALL_SCORES, ranking
 from experiments.item_pools import read_pool
-from experiments.options import ENV, ITEMS, ON_MODEL, PROBLEMS, RUNNING, SEED, WORDING, Report, Study
+from experiments.options import (
+    ENV,
+    ITEMS,
+    ON_MODEL,
+    PROBLEMS,
+    RUNNING,
+    SEED,
+    TEMPLATES,
+    WORDING,
+    Report,
+    Study,
+)
 from experiments.patch_screen import NO_SCREEN
 from experiments.patch_tables import z_effects
 from experiments.progress import progress
@@ -125,6 +136,6 @@ STUDY = Study(
     "agree",
     "compare the ranking of heads by every score with that by their causal effects",
     "backfire agree --out runs/first",
-    (*ON_MODEL, ENV, PROBLEMS, ITEMS, WORDING, SEED, *RUNNING),
+    (*ON_MODEL, ENV, TEMPLATES, PROBLEMS, ITEMS, WORDING, SEED, *RUNNING),
     run,
 )

@@ -1,7 +1,10 @@
 """`backfire decomposition`: how much of the damage is that the call is there, how much what is said of it.
 
-The core conditions and `neut_pad` (an acknowledgement as long as the error) of every item, on one or all environments;
-then the split with intervals, by operator, error family, template and step, and which tokens of a× carry it.
+The core conditions of every item, on one or all environments, and what the split is held against: an acknowledgement
+as long as the error (`neut_pad`), as many tokens of filler or another valid call in the place of the call
+(`neut_matched`, `neut_other`), and the mark of failure without the call (`mark`, `abstract_min`; `ack` is the
+acknowledgement without it), for the split in the other order and the interaction of the two. Then the split with
+intervals, by operator, error family, template and step, and which tokens of a× carry it.
 """
 
 from __future__ import annotations
@@ -20,10 +23,21 @@ from experiments.tables import arms_text, estimate_text, meter_text, summary_tex
 from probes.conditions import CORE
 from probes.scoring import DISTRACTORS_IN
 
-NAMES = (*CORE, "neut_pad")
+NAMES = (*CORE, "neut_pad", "neut_matched", "neut_other", "mark", "ack", "abstract_min")
 SHOWN = (
     *("G", "copy", "sem", "copy_pad", "sem_pad", "G_per_token", "p_repeat_pre", "p_repeat_fail"),
     *("p_repeat4_pre", "p_repeat4_fail", "G_exact", "greedy_repeat_fail", "G_abstract"),
+    *("copy_matched", "copy_other", "other_damage", "copy_succ", "polarity"),
+    *("sem_first", "copy_after", "interaction", "sem_first_min", "sem_ack", "interaction_ack"),
+    *(
+        "repair",
+        "margin_shift",
+        "margin_copy",
+        "margin_copy_matched",
+        "margin_copy_other",
+        "margin_other_damage",
+    ),
+    *("margin_sem_first", "margin_copy_after", "margin_interaction"),
 )
 
 

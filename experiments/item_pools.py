@@ -30,7 +30,7 @@ from experiments.progress import bar
 from mech.errors import InputError
 from probes.coderepair_items import coderepair_pool
 from probes.items import Item, dump_items, item_line, load_items
-from probes.toolshed_items import build_toolshed_items
+from probes.toolshed_items import Templates, build_toolshed_items
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +46,24 @@ def read_pool(args: argparse.Namespace) -> list[Item]:
         return load_items(path)
     pool: list[Item] = []
     if args.env in ("toolshed", "all"):
-        pool += build_toolshed_items(args.seed)
+        pool += build_toolshed_items(args.seed, templates=templates_of(args))
     if args.env in ("coderepair", "all"):
         problems = load_problems(args.problems) if args.problems else bundled_problems()
         pool += executed_once(args.seed, problems, checkpoint_cache(), getattr(args, "quiet", False))
     return pool
+
+
+def templates_of(args: argparse.Namespace) -> Templates:
+    """What --templates says; the paper's for commands that have no such option (rollouts act in these)."""
+    return "all" if getattr(args, "templates", "paper") == "all" else "paper"
+
+
+def by_template(args: argparse.Namespace, env: str) -> bool:
+    """Whether --limit balances these items over templates and prompts: toolshed's own ones of all templates.
+
+    Item files, the paper's pool and CodeRepair keep the selection that published and recorded runs have.
+    """
+    return args.items is None and env == "toolshed" and templates_of(args) == "all"
 
 
 def executed_once(seed: int, problems: Sequence[Problem], cache_dir: Path, quiet: bool) -> list[Item]:

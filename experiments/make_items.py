@@ -7,9 +7,10 @@ from collections import Counter
 from pathlib import Path
 
 from experiments.left_out import of_candidates, of_conditions
-from experiments.options import ENV, IDS, ITEMS, LIMIT, PROBLEMS, SEED, Option, Report, Study
+from experiments.options import ENV, IDS, ITEMS, LIMIT, PROBLEMS, SEED, TEMPLATES, Option, Report, Study
 from experiments.session import read_items
 from probes.conditions import CONDITIONS
+from probes.item_record import FRAME
 from probes.items import dump_items
 
 FILE = Option("out", Path, None, "file to write the items to", presentation=True)
@@ -24,6 +25,8 @@ def run(args: argparse.Namespace) -> Report:
         ("operators", Counter(item.operator for item in items)),
         ("error families", Counter(item.error_type for item in items)),
         ("templates", Counter(item.template for item in items)),
+        ("system prompts", Counter(_first_words(item.system_prompt) for item in items)),
+        ("frames", Counter(str(item.meta.get(FRAME, "as the wording says")) for item in items)),
     ):
         lines.append(f"{title}: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
     first = items[0]
@@ -43,10 +46,15 @@ def run(args: argparse.Namespace) -> Report:
     return Report("\n".join(lines))
 
 
+def _first_words(prompt: str) -> str:
+    """Enough of a system prompt to know it by."""
+    return repr(" ".join(prompt.split()[:6]))
+
+
 STUDY = Study(
     "items",
     "make the environment's decision points and show what is in them",
     "backfire items --seed 0 --out items.jsonl",
-    (ENV, PROBLEMS, ITEMS, IDS, LIMIT, SEED, FILE),
+    (ENV, TEMPLATES, PROBLEMS, ITEMS, IDS, LIMIT, SEED, FILE),
     run,
 )

@@ -183,6 +183,13 @@ CACHE = Option(
 )
 QUIET = Option("quiet", yes_or_no, False, "yes: no progress bars", presentation=True)
 ENV = Option("env", str, "toolshed", "environment the items are made in", ("toolshed", "coderepair", "all"))
+TEMPLATES = Option(
+    "templates",
+    str,
+    "all",
+    "toolshed's own pool: 14 kinds of task under 4 system prompts and frames, or the paper's 6 under one",
+    ("all", "paper"),
+)
 PROBLEMS = Option(
     "problems", Path, None, "coderepair's problems in MBPP's schema: JSON, JSON lines or a datasets folder"
 )
@@ -215,5 +222,5 @@ ENGINE = Option(
 )
 
 ON_MODEL: Sequence[Option] = (MODEL, PRE, DTYPE, DEVICE, ALLOW_SPECIAL)
-ON_ITEMS: Sequence[Option] = (ENV, PROBLEMS, ITEMS, IDS, LIMIT, WORDING, SEED, CLUSTER)
+ON_ITEMS: Sequence[Option] = (ENV, TEMPLATES, PROBLEMS, ITEMS, IDS, LIMIT, WORDING, SEED, CLUSTER)
 RUNNING: Sequence[Option] = (ENGINE, OUT, CACHE, QUIET)

@@ -40,6 +40,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         "logprob_sd": NotRequired[Annotated[float, Field(ge=0)]],
         "draws": NotRequired[dict[str, list[bool | float]]],
         "length_mismatch": NotRequired[_Int | None],
+        "shared_tokens": NotRequired[float | None],
         "token_ids": NotRequired[list[_Count]],
         "token_logprobs": NotRequired[list[_LogProb]],
         "notes": NotRequired[list[str]],

@@ -73,7 +73,10 @@ ARMS = (
     *("difference", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm", "family_size", "family"),
     *("removed", "removed_lo", "removed_hi"),
 )
-LENGTH_MATCH = ("model", "env", "condition", "n", "mean_mismatch", "max_abs_mismatch", "share_exact")
+# shared_tokens: mean share of a×'s tokens in the call recorded in its place; empty where a× itself is recorded.
+LENGTH_MATCH = (
+    *("model", "env", "condition", "n", "mean_mismatch", "max_abs_mismatch", "share_exact", "shared_tokens"),
+)
 SCALING = ("model", "n_parameters", "env", "measure", *_INTERVAL)
 # G on log10(parameters): slope in nats per decade; loo: range of the crossing when one model is left out.
 SCALING_FIT = (

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from pydantic import ConfigDict, TypeAdapter
 
-from experiments.item_pools import read_pool
+from experiments.item_pools import by_template, read_pool
 from experiments.options import Study, existing
 from experiments.places import checkpoint_cache
 from experiments.provenance import provenance
@@ -100,7 +100,8 @@ def read_items(args: argparse.Namespace) -> list[Item]:
     chosen = select_items(pool, _read_ids(existing(args.ids, "ids")))
     items: list[Item] = []
     for env in dict.fromkeys(item.env for item in chosen):
-        limited = select_items([item for item in chosen if item.env == env], limit=args.limit)
+        of_env = [item for item in chosen if item.env == env]
+        limited = select_items(of_env, limit=args.limit, by_template=by_template(args, env))
         items += with_unrelated(limited, [item for item in pool if item.env == env])
     return items
 

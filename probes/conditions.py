@@ -4,16 +4,24 @@ C is the system prompt, the goal and the successful steps so far. A condition is
 messages that end where the assistant is to speak. Observations come back in the role that the wording names
 (a user turn by default, since several small models' templates know no tool role).
 
-Three conditions are as long as another one, in tokens of the model that reads them: `neut_pad` as `fail`,
-`quote_matched` as `fail_echo`, and `neut_matched` as `neut`. They alone need to know how the model counts (`Count`).
+The marks of failure without the string: `mark` is fail less the recorded call (the very observation o×, in its frame
+and role; as the runtime's errors do, it may name the tool or a value that was refused), `abstract_min` a bare marker
+that quotes nothing. `ack` is neut less the recorded call: mark, ack, fail and neut cross the call with what is said.
+
+Four conditions are as long as another one, in tokens of the model that reads them: `neut_pad` as `fail`,
+`quote_matched` as `fail_echo`, `neut_matched` and (nearly) `neut_other` as `neut`. They alone need to know how the
+model counts (`Count`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 
 from mech.errors import InputError
 from probes.filler import Count, filler
+from probes.item_record import AS_JSON, AS_TEXT, FRAME
 from probes.items import Item
 from probes.wording import Wording
 
@@ -74,12 +82,24 @@ def _turn(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def _step(action: str, observation: str, wording: Wording) -> Messages:
+def framed(item: Item, observation: str, wording: Wording) -> str:
+    """An observation as its turn holds it: in the item's own frame (FRAME), or else behind the wording's prefix."""
+    frame = item.meta.get(FRAME)
+    if frame is None:
+        return f"{wording.observation_prefix}{observation}"
+    if AS_JSON in frame:
+        return frame.replace(AS_JSON, json.dumps(observation, ensure_ascii=False))
+    return frame.replace(AS_TEXT, observation)
+
+
+def _observed(item: Item, observation: str, wording: Wording) -> Messages:
+    """An observation's turn."""
+    return [_turn(wording.observation_role, framed(item, observation, wording))]
+
+
+def _step(item: Item, action: str, observation: str, wording: Wording) -> Messages:
     """An action and what came back of it."""
-    return [
-        _turn("assistant", action),
-        _turn(wording.observation_role, f"{wording.observation_prefix}{observation}"),
-    ]
+    return [_turn("assistant", action), *_observed(item, observation, wording)]
 
 
 def _request(item: Item, system_prompt: str) -> Messages:
@@ -88,7 +108,7 @@ def _request(item: Item, system_prompt: str) -> Messages:
 
 def _prefix(item: Item, wording: Wording) -> Messages:
     steps = zip(item.prefix_actions, item.prefix_observations, strict=True)
-    return [turn for action, observation in steps for turn in _step(action, observation, wording)]
+    return [turn for action, observation in steps for turn in _step(item, action, observation, wording)]
 
 
 def _context(item: Item, wording: Wording, count: Count) -> Messages:
@@ -107,7 +127,7 @@ def _answered(observation: Callable[[Item], str | None], times: int = 1) -> Cond
     """C, then a× and the given observation, recorded `times` times."""
 
     def messages(item: Item, wording: Wording, count: Count) -> Messages:
-        record = _step(item.failed_action, _known(observation(item)), wording)
+        record = _step(item, item.failed_action, _known(observation(item)), wording)
         return _context(item, wording, count) + times * record
 
     return messages
@@ -122,29 +142,38 @@ def _noted(note: Callable[[Item, Wording], str]) -> Condition:
     return messages
 
 
+def _unasked(observation: Callable[[Item], str]) -> Condition:
+    """C and an observation as it stands in its turn, without the call that it answers."""
+
+    def messages(item: Item, wording: Wording, count: Count) -> Messages:
+        return [*_context(item, wording, count), *_observed(item, observation(item), wording)]
+
+    return messages
+
+
 def _fail_instr(item: Item, wording: Wording, count: Count) -> Messages:
     """As fail, with the wording's instruction at the end of the system prompt."""
     system = f"{item.system_prompt}{wording.negative_instruction_join}{wording.negative_instruction}"
-    failed = _step(item.failed_action, item.obs_fail, wording)
+    failed = _step(item, item.failed_action, item.obs_fail, wording)
     return _request(item, system) + _prefix(item, wording) + failed
 
 
 def _fail_early(item: Item, wording: Wording, count: Count) -> Messages:
     """The failure before the successful steps; equal to fail where there are none."""
-    failed = _step(item.failed_action, item.obs_fail, wording)
+    failed = _step(item, item.failed_action, item.obs_fail, wording)
     return _request(item, item.system_prompt) + failed + _prefix(item, wording)
 
 
 def _fail_other(item: Item, wording: Wording, count: Count) -> Messages:
     """Near placebo: the first distractor failed, a× was never written; it shares most of its text with a×."""
-    record = _step(item.distractors[0], _known(item.obs_fail_other), wording)
+    record = _step(item, item.distractors[0], _known(item.obs_fail_other), wording)
     return _context(item, wording, count) + record
 
 
 def _fail_unrelated(item: Item, wording: Wording, count: Count) -> Messages:
     """Far placebo: a failed call of another tool and task (`probes.placebo`), with the error it met there."""
     action, observation = (item.meta[name] for name in UNRELATED)
-    return _context(item, wording, count) + _step(action, observation, wording)
+    return _context(item, wording, count) + _step(item, action, observation, wording)
 
 
 def _neut_pad(item: Item, wording: Wording, count: Count) -> Messages:
@@ -169,7 +198,36 @@ def _neut_matched(item: Item, wording: Wording, count: Count) -> Messages:
     while count(drawn[-1]) != target and len(drawn) < FILLERS:  # a cut may fall where no word can end
         drawn.append(filler(f"{item.item_id}|call|{len(drawn)}", target, count))
     words = min(drawn, key=lambda text: abs(count(text) - target))
-    return _context(item, wording, count) + _step(words, item.obs_neutral, wording)
+    return _context(item, wording, count) + _step(item, words, item.obs_neutral, wording)
+
+
+def _neut_other(item: Item, wording: Wording, count: Count) -> Messages:
+    """As neut, the call replaced by another valid one of (nearly) as many tokens: both records are in distribution."""
+    return _context(item, wording, count) + _step(item, other_call(item, count), item.obs_neutral, wording)
+
+
+def other_call(item: Item, count: Count) -> str:
+    """The valid call that `neut_other` records, out of the item's candidates (`probes.placebo`).
+
+    Of those whose token count is within one of that of a× (or nearest to it, where none is): the one that shares the
+    least text with a× (share of its character 4-grams, in tenths); of equals the nearest in length; of equals the
+    first in an order drawn by the item's id.
+    """
+    calls: Sequence[str] = item.meta[OTHER_CALLS]
+    target, own = count(item.failed_action), grams(item.failed_action)
+    off = {call: abs(count(call) - target) for call in calls}
+    bound = max(1, min(off.values()))
+
+    def rank(call: str) -> tuple[float, int, str]:
+        shared = round(len(grams(call) & own) / max(len(own), 1), 1)
+        return shared, off[call], hashlib.sha256(f"{item.item_id}|{call}".encode()).hexdigest()
+
+    return min((call for call in calls if off[call] <= bound), key=rank)
+
+
+def grams(text: str, n: int = 4) -> set[str]:
+    """The runs of n characters of a text: two texts without one in common share no word of that length."""
+    return {text[at : at + n] for at in range(len(text) - n + 1)}
 
 
 def _quote_matched(item: Item, wording: Wording, count: Count) -> Messages:
@@ -182,11 +240,10 @@ def _quote_matched(item: Item, wording: Wording, count: Count) -> Messages:
 def _as_long(
     item: Item, model_text: str, written: Callable[[str], str], wording: Wording, count: Count
 ) -> Messages:
-    """C, a×, and the observation `written(filler)` of as many tokens as `model_text`, the turn's prefix counted."""
-    prefix = wording.observation_prefix
-    target = count(f"{prefix}{model_text}")
-    words = filler(item.item_id, target, lambda text: count(f"{prefix}{written(text)}"))
-    return _context(item, wording, count) + _step(item.failed_action, written(words), wording)
+    """C, a×, and the observation `written(filler)` of as many tokens as `model_text`, the turn's frame counted."""
+    target = count(framed(item, model_text, wording))
+    words = filler(item.item_id, target, lambda text: count(framed(item, written(text), wording)))
+    return _context(item, wording, count) + _step(item, item.failed_action, written(words), wording)
 
 
 def _no_count(text: str) -> int:
@@ -197,6 +254,9 @@ def _no_count(text: str) -> int:
 
 UNRELATED = ("unrelated_action", "unrelated_observation")
 """The keys of an item's meta that hold its far placebo."""
+
+OTHER_CALLS = "other_calls"
+"""The key of an item's meta that holds valid calls of other tasks, out of which `neut_other` takes one."""
 
 FILLERS = 8
 """Draws of filler in the place of a call, until one has its length: the first of the nearest is taken."""
@@ -211,6 +271,9 @@ CONDITIONS: Mapping[str, Condition] = {
     "abstract": _noted(lambda item, wording: wording.abstract(item.error_type, item.tool)),
     "neut_pad": _neut_pad,
     "neut_matched": _neut_matched,
+    "neut_other": _neut_other,
+    "mark": _unasked(lambda item: item.obs_fail),
+    "ack": _unasked(lambda item: item.obs_neutral),
     "fail_terse": _answered(lambda item: item.obs_fail_terse),
     "fail_verbose": _answered(lambda item: item.obs_fail_verbose),
     "fail_echo": _answered(lambda item: item.obs_fail_echo),
@@ -228,10 +291,22 @@ CONDITIONS: Mapping[str, Condition] = {
 MANIPULATIONS = tuple(name for name in CONDITIONS if name not in ("pre", "fail", "succ", "neut"))
 """The ways to write the failure otherwise, each measured against `fail`."""
 
-AS_LONG_AS: Mapping[str, str] = {"neut_pad": "fail", "neut_matched": "neut", "quote_matched": "fail_echo"}
+AS_LONG_AS: Mapping[str, str] = {
+    "neut_pad": "fail",
+    "neut_matched": "neut",
+    "neut_other": "neut",
+    "quote_matched": "fail_echo",
+}
 """Condition → the condition whose prompt it matches in tokens."""
 
+NEARLY_AS_LONG = frozenset({"neut_other"})
+"""Those of AS_LONG_AS that are matched as well as there are texts: a call cannot be cut to a length."""
+
 _Need = tuple[Callable[[Item], bool], str]
+
+
+def _is_calls(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(one, str) for one in value)
 
 
 def _field(name: str) -> _Need:
@@ -250,6 +325,8 @@ _NEEDS: Mapping[str, Sequence[_Need]] = {
             "unrelated call in the pool",
         ),
     ),
+    "mark": ((lambda item: item.failed_action not in item.obs_fail, "failure observation without the call"),),
+    "neut_other": ((lambda item: _is_calls(item.meta.get(OTHER_CALLS)), "other valid call in the pool"),),
     "quote_matched": (
         (
             lambda item: item.obs_fail_echo is not None and item.failed_action in item.obs_fail_echo,

@@ -3,6 +3,11 @@
     copy_share              Σ copy / Σ −G over items: a ratio of sums, since a mean of ratios is ruled by the items
                             whose G is near zero; above 1 where Δsem is negative
     copy_share_pad          Σ copy_pad / Σ −G, with the neutral observation as long as the error
+    copy_after_share        Σ copy_after / Σ −G: the share of the string in the other order, the mark of failure first
+    interaction             mean of interaction = sem − sem_first = copy_after − copy (nats): by how much the two orders
+                            disagree; the share that has no order is copy_share, or copy_after_share, at most
+    interaction_share       Σ interaction / Σ −G = copy_after_share − copy_share, of the same items
+    margin_…                the same of the margin of a× over the reference (margin_copy, …; −margin_shift for G)
     copy_sem_ratio_median   median over items of copy / |sem|
     share_G_negative, share_copy_positive, share_sem_positive
                             share of items with that sign; zero has neither sign
@@ -112,11 +117,20 @@ def _tasks(values: pd.DataFrame) -> pd.Index:
     return values.index.get_level_values("task_id")
 
 
-def _share_of(part: str) -> Estimate:
-    """Σ part / Σ −G."""
+def _mean_of(name: str) -> Estimate:
+    """Mean over items, nats."""
 
     def estimate(values: pd.DataFrame, rng: np.random.Generator, n_draws: int) -> Interval:
-        parts, whole = values[[part]].to_numpy(float), -values[["G"]].to_numpy(float)
+        return cluster_bootstrap(values[name], _tasks(values), rng, n_draws)
+
+    return estimate
+
+
+def _share_of(part: str, gain: str = "G") -> Estimate:
+    """Σ part / Σ −G, or of another gain."""
+
+    def estimate(values: pd.DataFrame, rng: np.random.Generator, n_draws: int) -> Interval:
+        parts, whole = values[[part]].to_numpy(float), -values[[gain]].to_numpy(float)
         found = cluster_ratios(parts, whole, _tasks(values), rng, n_draws)[0]
         if abs(whole.mean()) < MIN_DELTA:
             return Interval(math.nan, math.nan, math.nan, found.n, found.n_clusters, math.nan, True)
@@ -145,6 +159,12 @@ def _sign_share(name: str, sign: int) -> Estimate:
 def _quantities() -> Iterator[tuple[str, tuple[tuple[str, ...], Estimate]]]:
     yield "copy_share", (("copy", "G"), _share_of("copy"))
     yield "copy_share_pad", (("copy_pad", "G"), _share_of("copy_pad"))
+    yield "copy_after_share", (("copy_after", "G"), _share_of("copy_after"))
+    yield "interaction", (("interaction",), _mean_of("interaction"))
+    yield "interaction_share", (("interaction", "G"), _share_of("interaction"))
+    for part in ("copy", "copy_after", "interaction"):
+        needs = (f"margin_{part}", "margin_shift")
+        yield f"margin_{part}_share", (needs, _share_of(f"margin_{part}", "margin_shift"))
     yield "copy_sem_ratio_median", (("copy", "sem"), _ratio_median)
     for name, word, sign in (("G", "negative", -1), ("copy", "positive", 1), ("sem", "positive", 1)):
         yield f"share_{name}_{word}", ((name,), _sign_share(name, sign))

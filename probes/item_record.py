@@ -8,6 +8,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 QUOTES = "traceback_quotes_source"  # the key of meta that says whether the error quotes a line of a×
+FRAME = "observation_frame"  # the key of meta that frames this item's observations, instead of the wording's prefix
+AS_TEXT = "{observation}"  # what stands in a frame for the observation as it is
+AS_JSON = "{json}"  # the same, as a JSON string
 LISTS = ("prefix_actions", "prefix_observations", "distractors")
 _MAX_STEPS = 2**31 - 1
 
@@ -21,6 +24,13 @@ def _not_blank(text: str) -> str:
 def _flag(meta: dict[str, Any]) -> dict[str, Any]:
     if meta.get(QUOTES) not in (None, True, False):
         raise ValueError(f"must be an object whose '{QUOTES}' is true, false or null")
+    frame = meta.get(FRAME)
+    if frame is not None and not (
+        isinstance(frame, str) and frame.count(AS_TEXT) + frame.count(AS_JSON) == 1
+    ):
+        raise ValueError(
+            f"must be an object whose '{FRAME}' is a text with {AS_TEXT} or {AS_JSON} in it, once"
+        )
     return meta
 
 

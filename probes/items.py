@@ -7,8 +7,9 @@ the conditions and measures that need it are then left out for that item (`probe
 
 A run that visits the first N ids over-represents early tasks and whichever operator sorts first.
 `select_items` therefore takes N items of a balanced order: every operator gets its turn (round-robin,
-operators in alphabetical order) and no task is used often before the others were. The order is fixed, so that
-the sample of a smaller N is a subset of the sample of a larger N.
+operators in alphabetical order) and no task is used often before the others were; with `by_template`, at each turn an
+item of the templates and system prompts that were used least. The order is fixed, so that the sample of a smaller N
+is a subset of the sample of a larger N.
 """
 
 from __future__ import annotations
@@ -146,7 +147,10 @@ def item_line(item: Item) -> str:
 
 
 def select_items(
-    items: Sequence[Item], ids: Sequence[str] | None = None, limit: int | None = None
+    items: Sequence[Item],
+    ids: Sequence[str] | None = None,
+    limit: int | None = None,
+    by_template: bool = False,
 ) -> list[Item]:
     """The items with these ids (all if None), at most `limit` of them, in the order of the item file.
 
@@ -168,7 +172,8 @@ def select_items(
         return chosen
     if limit < 1:
         raise InputError(f"The limit must be at least 1 item, not {limit}.")
-    return _in_file_order(chosen, balanced_order(chosen, random.Random(_ORDER_SEED))[:limit])
+    order = balanced_order(chosen, random.Random(_ORDER_SEED), by_template=by_template)
+    return _in_file_order(chosen, order[:limit])
 
 
 def balanced_subset(items: Sequence[Item], n: int, per_task: int, rng: random.Random) -> list[Item]:
@@ -180,12 +185,17 @@ def balanced_subset(items: Sequence[Item], n: int, per_task: int, rng: random.Ra
     return sorted(_one_round(items, per_task, rng)[:n], key=lambda item: item.item_id)
 
 
-def balanced_order(items: Sequence[Item], rng: random.Random, per_task: int = PER_TASK) -> list[Item]:
-    """All items, the most balanced sample first: rounds of `per_task` items a task until none is left."""
+def balanced_order(
+    items: Sequence[Item], rng: random.Random, per_task: int = PER_TASK, by_template: bool = False
+) -> list[Item]:
+    """All items, the most balanced sample first: rounds of `per_task` items a task until none is left.
+
+    `by_template`: over templates and system prompts as well, which item files that were sampled otherwise need not be.
+    """
     order: list[Item] = []
     left = list(items)
     while left:
-        order += _one_round(left, per_task, rng)
+        order += _one_round(left, per_task, rng, by_template)
         taken = {item.item_id for item in order}
         left = [item for item in left if item.item_id not in taken]
     return order
@@ -210,7 +220,9 @@ def _item_from_line(line: bytes) -> tuple[str | None, Item | None, list[str]]:
     return known, Item(**{"step_index": len(values.get("prefix_actions", ())), **values}), []
 
 
-def _one_round(items: Sequence[Item], per_task: int, rng: random.Random) -> list[Item]:
+def _one_round(
+    items: Sequence[Item], per_task: int, rng: random.Random, by_template: bool = False
+) -> list[Item]:
     if per_task < 1:
         raise InputError(f"The cap of items per task must be at least 1, not {per_task}.")
     queues: dict[str, list[Item]] = {}
@@ -219,12 +231,19 @@ def _one_round(items: Sequence[Item], per_task: int, rng: random.Random) -> list
     for queue in queues.values():
         rng.shuffle(queue)
     used: Counter[str] = Counter()
+    templates: Counter[str] = Counter()
+    prompts: Counter[str] = Counter()
     order: list[Item] = []
     while any(queues.values()):
         for operator in sorted(queues):
-            taken = _next_below_cap(queues[operator], used, per_task)
+            queue = queues[operator]
+            if by_template:  # stable: in the drawn order where two are used equally often
+                queue.sort(key=lambda each: (templates[each.template], prompts[each.system_prompt]))
+            taken = _next_below_cap(queue, used, per_task)
             if taken is not None:
                 used[taken.task_id] += 1
+                templates[taken.template] += 1
+                prompts[taken.system_prompt] += 1
                 order.append(taken)
     return order
 

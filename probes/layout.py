@@ -41,6 +41,11 @@ class Scores:
         begins = _column(self.logprob, condition, candidate)
         return begins + _column(self.end_logprob, condition, candidate) if exact else begins
 
+    def known(self, candidate: str) -> pd.Series:
+        """Whether each item has the candidate: it was scored under some condition."""
+        found = [column for column in self.logprob.columns if column[1] == candidate]
+        return self.logprob[found].notna().any(axis=1)
+
     def is_greedy(self, condition: str, exact: bool = False) -> pd.Series:
         """1 where greedy decoding would begin with a× under the condition (`exact`: and stop there), else 0."""
         begins = _column(self.greedy, condition, "failed")

@@ -7,6 +7,14 @@ and Lref(c) that of the reference action ("gold").
     copy = L(neut) − L(pre),  sem = L(fail) − L(neut),  so that −G = copy + sem
     copy_pad, sem_pad                 the same with neut_pad, whose observation is as long as the error
     copy_matched = L(neut) − L(neut_matched)            the call, against as many tokens of filler in its place
+    copy_other = L(neut) − L(neut_other)                the call, against another valid call of as many tokens
+    other_damage = L(neut_other) − L(pre)               what the record of any valid call does: copy − copy_other
+    sem_first = L(mark) − L(pre),  copy_after = L(fail) − L(mark), so that −G = sem_first + copy_after: the other order,
+                                      the mark of failure (o× without the call) first, then the string
+    interaction = L(fail) − L(neut) − L(mark) + L(pre) = sem − sem_first = copy_after − copy
+    sem_first_min, interaction_min    the same with the bare marker `abstract_min` for o×
+    sem_ack = L(mark) − L(ack),  copy_ack = L(neut) − L(ack),  interaction_ack = sem − sem_ack
+                                      what is said (o× or o∅) crossed with the call; pre, which says nothing, left out
     copy_succ = L(succ) − L(pre),  sem_succ = polarity = L(fail) − L(succ)
     …_per_token                       the same, divided by the number of tokens of a×
     …_exact                           the same of "exactly a×", the end of the turn included
@@ -18,6 +26,9 @@ and Lref(c) that of the reference action ("gold").
     second_copy = L(fail_echo) − L(quote_matched)       a second copy, less the longer message it makes
     repair = Lref(fail) − Lref(pre)
     margin_shift = [Lref − L](fail) − [Lref − L](pre) = repair + G
+    margin_copy = M(neut) − M(pre),  margin_sem = M(fail) − M(neut), …   with the margin M = L − Lref for L
+                                      (`probes.contrast`), so that margin_copy + margin_sem = −margin_shift; where an
+                                      item has no reference, Lref is its distractors' mean, where those are scored
 
 A measure whose scores are not all there is left out for that item. Nothing missing counts as zero.
 
@@ -36,7 +47,7 @@ import pandas as pd
 
 from mech.errors import InputError
 from probes.conditions import MANIPULATIONS
-from probes.layout import KEYS, Scores, by_item, check_rows
+from probes.layout import CANDIDATES, KEYS, Scores, by_item, check_rows
 
 COLUMNS = (*KEYS, "measure", "value")
 IDENTITY_TOLERANCE = 1e-5  # nats
@@ -62,6 +73,34 @@ def margin_shift(scores: Scores) -> pd.Series:
     """Change from pre to fail of Lref − L."""
     fail = scores.logp("fail", "gold") - scores.logp("fail")
     return fail - (scores.logp("pre", "gold") - scores.logp("pre"))
+
+
+def _margin(scores: Scores, condition: str) -> pd.Series:
+    """L(a×) − L(reference) under a condition; for an item without a reference, less the mean over its distractors."""
+    total = pd.Series(0.0, index=scores.logprob.index)
+    number = pd.Series(0.0, index=scores.logprob.index)
+    for candidate in CANDIDATES[2:]:
+        known = scores.known(candidate)
+        total = total + scores.logp(condition, candidate).where(known, 0.0)
+        number = number + known
+    reference = scores.logp(condition, "gold").where(scores.known("gold"), total / number.where(number > 0))
+    return scores.logp(condition) - reference
+
+
+def margin_change(before: str, after: str) -> Definition:
+    """M(after) − M(before), the margin of a× over the reference."""
+    return lambda scores: _margin(scores, after) - _margin(scores, before)
+
+
+def _interaction(*conditions: str) -> Definition:
+    """L(a) − L(b) − L(c) + L(d) of a×."""
+    both, call, said, none = conditions
+    return lambda scores: scores.logp(both) - scores.logp(call) - scores.logp(said) + scores.logp(none)
+
+
+def _margin_interaction(scores: Scores) -> pd.Series:
+    both, call, said, none = (_margin(scores, name) for name in ("fail", "neut", "mark", "pre"))
+    return both - call - said + none
 
 
 def inverted(scores: Scores) -> pd.Series:
@@ -141,13 +180,46 @@ DEFINITIONS: dict[str, Definition] = {
     "copy_pad": change("pre", "neut_pad"),
     "sem_pad": change("neut_pad", "fail"),
     "copy_matched": change("neut_matched", "neut"),
+    "copy_other": change("neut_other", "neut"),
+    "other_damage": change("pre", "neut_other"),
+    "sem_first": change("pre", "mark"),
+    "copy_after": change("mark", "fail"),
+    "interaction": _interaction("fail", "neut", "mark", "pre"),
+    "sem_first_min": change("pre", "abstract_min"),
+    "interaction_min": _interaction("fail", "neut", "abstract_min", "pre"),
+    "sem_ack": change("ack", "mark"),
+    "copy_ack": change("ack", "neut"),
+    "interaction_ack": _interaction("fail", "neut", "mark", "ack"),
     **{f"G_{name}": change(name, "pre") for name in MANIPULATIONS},
     **{f"delta_{name}": change("fail", name) for name in MANIPULATIONS},
     "delta_fail_early_moved": moved_early,
     "second_copy": change("quote_matched", "fail_echo"),
     "margin_shift": margin_shift,
     "repair": repair,
+    "margin_copy": margin_change("pre", "neut"),
+    "margin_sem": margin_change("neut", "fail"),
+    "margin_copy_matched": margin_change("neut_matched", "neut"),
+    "margin_copy_other": margin_change("neut_other", "neut"),
+    "margin_other_damage": margin_change("pre", "neut_other"),
+    "margin_sem_first": margin_change("pre", "mark"),
+    "margin_copy_after": margin_change("mark", "fail"),
+    "margin_interaction": _margin_interaction,
 }
+
+IDENTITIES: tuple[tuple[str, dict[str, float]], ...] = (
+    ("-G = copy + sem", {"G": 1, "copy": 1, "sem": 1}),
+    ("-G = sem_first + copy_after", {"G": 1, "sem_first": 1, "copy_after": 1}),
+    ("interaction = sem - sem_first", {"interaction": 1, "sem": -1, "sem_first": 1}),
+    ("interaction = copy_after - copy", {"interaction": 1, "copy_after": -1, "copy": 1}),
+    ("copy = other_damage + copy_other", {"copy": 1, "other_damage": -1, "copy_other": -1}),
+    ("margin_copy = margin_other_damage + margin_copy_other",
+     {"margin_copy": 1, "margin_other_damage": -1, "margin_copy_other": -1}),
+    ("margin_interaction = margin_sem - margin_sem_first",
+     {"margin_interaction": 1, "margin_sem": -1, "margin_sem_first": 1}),
+    ("margin_interaction = margin_copy_after - margin_copy",
+     {"margin_interaction": 1, "margin_copy_after": -1, "margin_copy": 1}),
+)  # fmt: skip
+"""Sums of measures that are zero by definition, checked on every item that has them all."""
 
 
 def measure(rows: pd.DataFrame) -> pd.DataFrame:
@@ -166,7 +238,7 @@ def measure(rows: pd.DataFrame) -> pd.DataFrame:
     Raises:
         InputError: a column or a key is missing, a score stands twice, a log-probability is positive
             or not finite, or an item's failed action has two lengths.
-        RuntimeError: −G = copy + sem fails on an item.
+        RuntimeError: one of IDENTITIES fails on an item.
     """
     keys = [*KEYS, *(["ablation"] if "ablation" in rows.columns else [])]
     if "draws" in rows.columns and rows["draws"].notna().any():
@@ -226,15 +298,17 @@ def _one_draw(row: Mapping[Hashable, Any]) -> list[dict[Hashable, Any]]:
 
 
 def check_identity(long: pd.DataFrame) -> None:
-    """Raise RuntimeError, naming the item, unless −G = copy + sem wherever an item has all three."""
+    """Raise RuntimeError, naming the item, unless every one of IDENTITIES holds wherever an item has all its terms."""
     keys = [column for column in long.columns if column not in ("measure", "value")]
-    parts = long[long["measure"].isin(["G", "copy", "sem"])]
-    if parts["measure"].nunique() < 3:
-        return
-    wide = parts.pivot(index=keys, columns="measure", values="value").dropna()
-    gap = (wide["G"] + wide["copy"] + wide["sem"]).abs()
-    if (gap > IDENTITY_TOLERANCE).any():
-        worst = dict(zip(keys, gap.idxmax(), strict=True))
-        raise RuntimeError(
-            f"-G = copy + sem is off by {gap.max():.3g} nats on item {worst['item_id']} ({worst})."
-        )
+    terms = {name for _, signs in IDENTITIES for name in signs}
+    parts = long[long["measure"].isin(terms)].pivot(index=keys, columns="measure", values="value")
+    for identity, signs in IDENTITIES:
+        if not set(signs) <= set(parts.columns):
+            continue
+        wide = parts[list(signs)].dropna()
+        gap = (wide * pd.Series(signs)).sum(axis=1).abs()
+        if (gap > IDENTITY_TOLERANCE).any():
+            worst = dict(zip(keys, gap.idxmax(), strict=True))
+            raise RuntimeError(
+                f"{identity} is off by {gap.max():.3g} nats on item {worst['item_id']} ({worst})."
+            )

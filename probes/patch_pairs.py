@@ -10,7 +10,8 @@
 
 Conditions that are as long as each other by construction: neut_matched as neut, neut_pad as fail, quote_matched as
 fail_echo (`probes.conditions.AS_LONG_AS`). Where an item's are not (a tokenizer merges otherwise), the item
-cannot be patched there.
+cannot be patched there. neut_other is nearly as long as neut: it can be patched at the candidate positions always, and
+elsewhere where the two lengths happen to be equal.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from mech.heads import HeadSet
 from mech.pattern_patching import patch_pattern_sets, patch_patterns, pattern_names
 from mech.queries import Score
 from mech.site_patching import PATCH_SITES, Part, patch_part_sets, patch_parts, site_names
-from probes.conditions import AS_LONG_AS
+from probes.conditions import AS_LONG_AS, NEARLY_AS_LONG
 from probes.items import Item
 from probes.patch_pairs import LengthMismatch, pattern_columns, shared_positions
 from probes.scoring import asks, system_length
@@ -64,7 +64,8 @@ class PatchTask:
         runs = []
         for condition in (source, target):
             [ask] = asks(model, item, [condition], wording, ["failed"])
-            if ask.length_mismatch and AS_LONG_AS.get(condition) in (source, target):
+            exact = condition not in NEARLY_AS_LONG  # the candidate positions correspond in any pair
+            if exact and ask.length_mismatch and AS_LONG_AS.get(condition) in (source, target):
                 raise LengthMismatch(
                     f"{condition} of item {item.item_id} is {ask.length_mismatch:+d} tokens off the length of "
                     f"{AS_LONG_AS[condition]}."

@@ -9,11 +9,16 @@ from collections.abc import Callable
 from probes.items import Item
 
 
-def capped(pool: list[Item], per_operator: int, rng: random.Random) -> list[Item]:
-    """At most so many of each operator: error families in even shares, tasks as drawn, not the first ones."""
+def capped(pool: list[Item], per_operator: int, rng: random.Random, by_template: bool = False) -> list[Item]:
+    """At most so many of each operator: error families in even shares, tasks as drawn, not the first ones.
+
+    `by_template`: within a family the templates in even shares as well.
+    """
     order = list(pool)
     rng.shuffle(order)
     order = _in_turns(order, lambda item: (item.operator, item.task_id))
+    if by_template:
+        order = _in_turns(order, lambda item: (f"{item.operator}/{item.error_type}", item.template))
     order = _in_turns(order, lambda item: (item.operator, item.error_type))
     kept: list[Item] = []
     taken: Counter[str] = Counter()

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mech.chat import Action, Message, Rendering, action_ids, end_of_turn_id
+from mech.chat import Action, Message, Rendering, action_ids, end_of_turn_id, text_ids
 from mech.engine import Engine, Run
 from mech.errors import InputError
 from mech.interventions import NOTHING, Intervention
@@ -49,10 +49,11 @@ class Ask:
     """One question about an item, as token ids, with what of its rendering a row records.
 
     `ended`: the query's last token is the end of the turn. `length_mismatch`: by how many tokens the prompt is longer
-    than the one it was to be as long as; None for a condition that is as long as it is. `notes`: the rendering's, what
-    the action spells, and how a record of the action differs from it. `ablation`: the label of the ablation arm that
-    the query belongs to, "none" for the whole model. `draws`: the interventions of an arm that is drawn anew (resample
-    ablation), one a draw; empty where there is one, the query's.
+    than the one it was to be as long as; None for a condition that is as long as it is. `shared_tokens`: the share of
+    the failed action's tokens that the call recorded in its place has too; None where none is. `notes`: the
+    rendering's, what the action spells, and how a record of the action differs from it. `ablation`: the label of the
+    ablation arm that the query belongs to, "none" for the whole model. `draws`: the interventions of an arm that is
+    drawn anew (resample ablation), one a draw; empty where there is one, the query's.
     """
 
     item: Item
@@ -63,6 +64,7 @@ class Ask:
     boundary_merged: bool
     ended: bool = False
     length_mismatch: int | None = None
+    shared_tokens: float | None = None
     notes: tuple[str, ...] = ()
     ablation: str = UNABLATED
     draws: tuple[Intervention, ...] = ()
@@ -137,6 +139,7 @@ def asks(
         messages, rendering = rendered(model, item, name, wording)
         other = conditions.AS_LONG_AS.get(name)
         mismatch = len(rendering.ids) - len(rendered(model, item, other, wording)[1].ids) if other else None
+        shared = _shared_tokens(model, item, name, messages)
         for candidate in scored(item, name, distractors_in) if candidates is None else candidates:
             action = action_ids(model, rendering, texts[candidate])
             query = Query(rendering.ids, action.ids + end, intervention)
@@ -146,8 +149,18 @@ def asks(
                 *action.notes,
                 *_record_notes(messages, rendering, texts[candidate], action),
             )
-            out.append(Ask(item, name, candidate, query, rendering, merged, end_of_turn, mismatch, notes))
+            out.append(
+                Ask(item, name, candidate, query, rendering, merged, end_of_turn, mismatch, shared, notes)
+            )
     return out
+
+
+def _shared_tokens(model: Model, item: Item, name: str, messages: Sequence[Message]) -> float | None:
+    """Share of a×'s tokens that stand in the call which a condition of AS_LONG_AS records in its place; else None."""
+    if name not in conditions.AS_LONG_AS or messages[-2]["content"] == item.failed_action:
+        return None
+    other, own = set(text_ids(model, messages[-2]["content"])), text_ids(model, item.failed_action)
+    return sum(token in other for token in own) / len(own)
 
 
 NOTED = ("pre", "neut", "fail")
@@ -290,6 +303,7 @@ def score_row(model: Model, ask: Ask, *scores: Score) -> dict[str, Any]:
         **end,
         "ctx_tokens": len(ask.query.prompt),
         "length_mismatch": ask.length_mismatch,
+        "shared_tokens": ask.shared_tokens,
         **question(ask),
         "token_logprobs": action.logprobs.tolist(),
         "boundary_merged": ask.boundary_merged,

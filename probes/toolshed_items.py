@@ -2,18 +2,29 @@
 
 For each wrong call a× the environment supplies the rest: the error in its lengths, the acknowledgement, and
 what a× would have been answered had it worked. A pool is a function of its seed alone.
+
+`paper`: the six templates of the paper's design under one system prompt, observations framed as the wording says.
+`all`: fourteen templates, four system prompts and four frames, so that a claim can be tested over them. A task's
+prompt and frame follow from its place alone, template × prompt × frame crossed as evenly as 16 cells allow. A task of
+a paper's template is the task of the `paper` pool; in the paper's prompt and frame its items are the very items of
+that pool, elsewhere their ids say which prompt and frame they have.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from envs.base import Action, Task, WrongAction
 from envs.toolshed import Toolshed
 from envs.toolshed.calls import parse_call
+from envs.toolshed.prompts import SYSTEM_PROMPTS
+from envs.toolshed.tasks import TEMPLATES
 from envs.toolshed.world import World
 from mech.errors import InputError
+from probes.item_record import FRAME
 from probes.items import Item
 from probes.pools import capped
 
@@ -28,12 +39,31 @@ class _Step:
     wrong: tuple[WrongAction[World], ...]
 
 
-def build_toolshed_items(seed: int, n_tasks: int = 60, per_operator: int | None = 45) -> list[Item]:
-    """The items of `n_tasks` tasks, at most `per_operator` of an operator (all if None), sorted by id.
+Templates = Literal["paper", "all"]
+
+FRAMES: Mapping[str, str | None] = {
+    "result": None,  # as the wording says
+    "output": "[tool output] {observation}",
+    "json": '{"status": "returned", "content": {json}}',
+    "tags": "<observation>\n{observation}\n</observation>",
+}
+"""Ways to frame an observation, by name; see `probes.conditions.framed`."""
+
+N_TASKS: Mapping[Templates, int] = {"paper": 60, "all": 112}
+"""Tasks of a pool; 112 are eight of each of fourteen templates, and seven of each prompt and frame."""
+
+
+def build_toolshed_items(
+    seed: int, n_tasks: int | None = None, per_operator: int | None = 45, templates: Templates = "paper"
+) -> list[Item]:
+    """The items of `n_tasks` tasks (N_TASKS), at most `per_operator` of an operator (all if None), sorted by id.
 
     Equal seeds give equal items, byte for byte. Every item has two distractors: other wrong calls of the same
-    gold call, else of the nearest one. Raises InputError for numbers below 1.
+    gold call, else of the nearest one. Raises InputError for numbers below 1, or an unknown set of templates.
     """
+    if templates not in N_TASKS:
+        raise InputError(f"The templates are {' or '.join(N_TASKS)}, not {templates}.")
+    n_tasks = N_TASKS[templates] if n_tasks is None else n_tasks
     for name, number in (("n_tasks", n_tasks), ("per_operator", per_operator)):
         if number is not None and number < 1:
             raise InputError(f"{name} must be at least 1, not {number}.")
@@ -45,14 +75,41 @@ def build_toolshed_items(seed: int, n_tasks: int = 60, per_operator: int | None 
 
     shed = Toolshed()
     pool = []
-    for task in shed.tasks(n_tasks, stream):
+    varied = templates == "all"
+    drawn = shed.varied_tasks(n_tasks, stream) if varied else shed.tasks(n_tasks, stream)
+    for place, task in enumerate(drawn):
         rng = stream(f"toolshed-wrong-{task.task_id}")
         steps = _steps(shed, task, rng)
         for index, step in enumerate(steps):
-            pool += [_item(shed, task, steps, index, wrong, rng) for wrong in step.wrong]
+            made = [_item(shed, task, steps, index, wrong, rng) for wrong in step.wrong]
+            pool += [_worded(item, *wording_of(place)) for item in made] if varied else made
     if per_operator is not None:
-        pool = capped(pool, per_operator, stream("toolshed-pool"))
+        pool = capped(pool, per_operator, stream("toolshed-pool"), by_template=varied)
     return sorted(pool, key=lambda item: item.item_id)
+
+
+def wording_of(place: int) -> tuple[str, str]:
+    """The system prompt and the frame of the task in this place of the `all` pool, by name.
+
+    Eight tasks of a template (112 in all) have each prompt twice and each frame twice, in eight different pairs.
+    """
+    block, template = divmod(place, len(TEMPLATES))
+    prompt = (template + block) % len(SYSTEM_PROMPTS)
+    frame = (block + block // len(SYSTEM_PROMPTS) + template // len(FRAMES)) % len(FRAMES)
+    return list(SYSTEM_PROMPTS)[prompt], list(FRAMES)[frame]
+
+
+def _worded(item: Item, prompt: str, frame: str) -> Item:
+    """The item under another system prompt and in another frame, its id saying so; unchanged in those of the paper."""
+    if (prompt, frame) == (next(iter(SYSTEM_PROMPTS)), next(iter(FRAMES))):
+        return item
+    text = FRAMES[frame]
+    return replace(
+        item,
+        item_id=f"{item.item_id}-{prompt}-{frame}",
+        system_prompt=SYSTEM_PROMPTS[prompt],
+        meta={**item.meta, **({} if text is None else {FRAME: text})},
+    )
 
 
 def _steps(shed: Toolshed, task: Task[World], rng: random.Random) -> list[_Step]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 
@@ -11,7 +12,8 @@ from envs.base import Action, Environment, Task, WrongAction
 from envs.toolshed import Toolshed
 from envs.toolshed.calls import Call, parse_call
 from envs.toolshed.perturb import OPERATORS
-from envs.toolshed.tasks import TEMPLATES
+from envs.toolshed.prompts import SYSTEM_PROMPTS
+from envs.toolshed.tasks import MORE_TEMPLATES, PAPER_TEMPLATES, TEMPLATES
 from envs.toolshed.tools import SYSTEM_PROMPT, TOOLS
 from envs.toolshed.world import LOCKED_DOCUMENT, World, make_world
 
@@ -44,11 +46,13 @@ def tasks() -> tuple[Task[World], ...]:
     return env.tasks(48, streams(3))
 
 
-@pytest.fixture(scope="module")
-def spoilt(tasks: tuple[Task[World], ...]) -> list[tuple[World, Action, WrongAction[World]]]:
+@pytest.fixture(scope="module", params=["paper", "all"])
+def spoilt(request: pytest.FixtureRequest) -> list[tuple[World, Action, WrongAction[World]]]:
     """Every wrong action of every gold action, with the world it is tried in."""
     found = []
-    for task in tasks:
+    for task in (
+        SHED.tasks(48, streams(3)) if request.param == "paper" else SHED.varied_tasks(112, streams(3))
+    ):
         world, rng = SHED.reset(task), random.Random(task.task_id)
         for gold in task.gold:
             found += [(world, gold, wrong) for wrong in SHED.wrong_actions(world, gold, rng)]
@@ -62,19 +66,43 @@ def run(text: str, world: World | None = None) -> str:
     return outcome.failure.error_type if outcome.failure else outcome.result
 
 
-def test_there_are_twelve_tools_six_templates_and_eight_operators() -> None:
-    assert (len(TOOLS), len(TEMPLATES), len(OPERATORS)) == (12, 6, 8)
+def test_there_are_twelve_tools_fourteen_templates_and_eight_operators() -> None:
+    assert (len(TOOLS), len(PAPER_TEMPLATES), len(TEMPLATES), len(OPERATORS)) == (12, 6, 14, 8)
+    assert list(TEMPLATES) == [*PAPER_TEMPLATES, *MORE_TEMPLATES]
 
 
-def test_the_system_prompt_shows_every_tool_and_argument() -> None:
-    for tool in TOOLS.values():
-        assert tool.signature in SYSTEM_PROMPT
-    assert SYSTEM_PROMPT == SYSTEM_PROMPT.strip()
+def test_every_system_prompt_shows_every_tool_and_argument_and_is_another_text() -> None:
+    assert SHED.system_prompt == SYSTEM_PROMPT == SYSTEM_PROMPTS["desk"]
+    assert len(SYSTEM_PROMPTS) == len(set(SYSTEM_PROMPTS.values())) == 4
+    for name, prompt in SYSTEM_PROMPTS.items():
+        for tool in TOOLS.values():
+            assert tool.about in prompt and all(each.about in prompt for each in tool.parameters)
+            named = prompt[prompt.index(tool.about) - 80 - len(tool.signature) :]
+            assert tool.name in named and all(each.name in named for each in tool.parameters)
+            assert tool.signature in prompt or name in ("schema", "prose")
+        assert "done()" in prompt and "YYYY-MM-DD" in prompt and "HH:MM" in prompt
+        assert "one line" in prompt or "single" in prompt
+        assert prompt == prompt.strip()
+    lines = SYSTEM_PROMPTS["schema"].splitlines()
+    schemas = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [each["name"] for each in schemas] == list(TOOLS)
+    compile(SYSTEM_PROMPTS["stubs"], "stubs", "exec")
+
+
+def test_the_papers_tasks_are_among_the_varied_ones_as_they_are(tasks: tuple[Task[World], ...]) -> None:
+    varied = SHED.varied_tasks(112, streams(3))
+    assert SHED.varied_tasks(20, streams(3)) == varied[:20]
+    assert [task for task in varied if task.task_id.startswith("shed")] == list(tasks)
+    assert [task.template for task in varied] == list(TEMPLATES) * 8
+    assert len({task.task_id for task in varied}) == 112
+    assert {len(task.gold) for task in varied} == {2, 3}
+    ways = {tuple(parse_call(gold.text).tool for gold in task.gold) for task in varied}
+    assert len(ways) == 14  # no template is another one under a new name
 
 
 @pytest.mark.parametrize("template", list(TEMPLATES))
-def test_gold_calls_succeed_and_complete_the_task(template: str, tasks: tuple[Task[World], ...]) -> None:
-    mine = [task for task in tasks if task.template == template]
+def test_gold_calls_succeed_and_complete_the_task(template: str) -> None:
+    mine = [task for task in SHED.varied_tasks(112, streams(3)) if task.template == template]
     assert len(mine) == 8
     for task in mine:
         world = SHED.reset(task)

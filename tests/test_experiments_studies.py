@@ -35,7 +35,7 @@ from mech.strength import low_heads
 from mech.templates import PLAIN
 from probes.conditions import CORE
 from probes.contrast import FORMS
-from probes.items import dump_items, load_items
+from probes.items import dump_items, load_items, select_items
 from probes.measures import DEFINITIONS, measure
 from probes.offtarget import LOSSES
 from probes.placebo import with_unrelated
@@ -733,13 +733,20 @@ def test_items_shows_what_is_in_them_and_writes_them(
     file = shell.tmp / "pool.jsonl"
     assert main(["items", "--limit", "24", "--out", str(file)]) == 0
     shown = capsys.readouterr().out
-    found, pool = load_items(file), build_toolshed_items(0)
+    found, pool = load_items(file), build_toolshed_items(0, templates="all")
+    assert len({item.template for item in found}) == 14 and len({item.system_prompt for item in found}) == 4
+    assert found == select_items(with_unrelated(pool, pool), None, 24, by_template=True)
     known = {item.item_id: item for item in with_unrelated(pool, pool)}
     assert len(found) == 24 and all(item == known[item.item_id] for item in found)
     assert shown.startswith(f"24 items, {len({item.task_id for item in found})} tasks")
     assert found[0].failed_action in shown and found[0].obs_fail in shown
     for operator, count in Counter(item.operator for item in found).items():
         assert f"{operator} {count}" in shown
+    paper = shell.tmp / "paper.jsonl"
+    assert main(["items", "--limit", "24", "--templates", "paper", "--out", str(paper)]) == 0
+    capsys.readouterr()
+    six = build_toolshed_items(0)
+    assert load_items(paper) == select_items(with_unrelated(six, six), None, 24)
     again = shell.tmp / "again.jsonl"
     assert main(["items", "--items", str(file), "--out", str(again)]) == 0
     assert again.read_bytes() == file.read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from dataclasses import replace
 from difflib import SequenceMatcher
@@ -13,10 +14,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envs.toolshed import Toolshed
 from mech.errors import InputError
-from probes.conditions import AS_LONG_AS, CONDITIONS, CORE, MANIPULATIONS, UNRELATED, parse_conditions, render
+from probes.conditions import (
+    AS_LONG_AS,
+    CONDITIONS,
+    CORE,
+    MANIPULATIONS,
+    NEARLY_AS_LONG,
+    OTHER_CALLS,
+    UNRELATED,
+    grams,
+    lacking,
+    other_call,
+    parse_conditions,
+    render,
+)
 from probes.filler import filler
-from probes.items import Item, load_items
+from probes.item_record import FRAME
+from probes.items import Item, dump_items, load_items
 from probes.placebo import with_unrelated
 from probes.toolshed_items import build_toolshed_items
 from probes.wording import DEFAULT_WORDING, Wording, load_wording
@@ -66,6 +82,68 @@ def test_a_record_is_the_failed_call_and_its_observation(
             {"role": "assistant", "content": item.failed_action},
             {"role": "user", "content": f"Result: {getattr(item, field)}"},
         ]
+
+
+def test_the_mark_is_the_failure_without_the_call_and_ack_the_acknowledgement_without_it(
+    items: list[Item],
+) -> None:
+    for item in items:
+        context = render(item, "pre", W)
+        for condition, recorded in (("mark", "fail"), ("ack", "neut")):
+            messages = render(item, condition, W)
+            assert messages == [*context, render(item, recorded, W)[-1]]
+            assert all(item.failed_action not in turn["content"] for turn in messages)
+    echoing = replace(items[0], obs_fail=f"no: {items[0].failed_action}")
+    assert lacking(echoing, "mark") == "no failure observation without the call"
+    with pytest.raises(InputError, match="no failure observation without the call"):
+        render(echoing, "mark", W)
+    assert lacking(echoing, "ack") is None
+
+
+@pytest.mark.parametrize(
+    ("frame", "written"),
+    [
+        ("[tool output] {observation}", '[tool output] say "no"\n{json}'),
+        ("<o>\n{observation}\n</o>", '<o>\nsay "no"\n{json}\n</o>'),
+        ('{"content": {json}}', '{"content": "say \\"no\\"\\n{json}"}'),
+        (None, 'Result: say "no"\n{json}'),
+    ],
+)
+def test_an_items_own_frame_stands_in_the_place_of_the_wordings_prefix(
+    frame: str | None, written: str, items: list[Item], tmp_path: Path
+) -> None:
+    item = next(item for item in items if item.step_index)
+    own = replace(item, obs_fail='say "no"\n{json}', meta={**item.meta, **({FRAME: frame} if frame else {})})
+    for condition in ("fail", "mark", "fail_instr", "fail_early"):
+        assert written in [turn["content"] for turn in render(own, condition, W)]
+    told = {
+        name: [turn["content"] for turn in render(own, name, W, words) if turn["role"] == "user"][1:]
+        for name in CONDITIONS
+    }
+    plain = {"abstract", "abstract_min", "abstract_forbids"}
+    head, tail = written.split("say")[0], written.rpartition("{json}")[2]
+    for name, turns in told.items():
+        assert turns
+        for turn in turns[: -1 if name in plain else None]:  # a note of the runtime has no frame
+            assert turn.startswith(head) and turn.endswith(tail)
+    for condition, other in AS_LONG_AS.items():
+        if condition not in NEARLY_AS_LONG:
+            sizes = [sum(words(t["content"]) for t in render(own, c, W, words)) for c in (condition, other)]
+            assert sizes[0] == sizes[1]
+    dump_items([own], tmp_path / "items.jsonl")
+    assert load_items(tmp_path / "items.jsonl") == [own]
+
+
+@pytest.mark.parametrize(
+    "frame", ["no place", "{observation} {observation}", "{json}{observation}", 3, ["x"]]
+)
+def test_a_frame_without_one_place_for_the_observation_is_refused(
+    frame: Any, items: list[Item], tmp_path: Path
+) -> None:
+    path = tmp_path / "items.jsonl"
+    dump_items([replace(items[0], meta={FRAME: frame})], path)
+    with pytest.raises(InputError, match="line 1.*observation_frame"):
+        load_items(path)
 
 
 def test_repeated_failures_repeat_the_record_and_nothing_else(items: list[Item]) -> None:
@@ -154,9 +232,13 @@ def test_every_length_matched_condition_is_as_long_as_another_in_words(items: li
     def length(item: Item, condition: str) -> int:
         return sum(words(turn["content"]) for turn in render(item, condition, W, words))
 
-    assert set(AS_LONG_AS) == {"neut_pad", "neut_matched", "quote_matched"}
-    for condition, other in AS_LONG_AS.items():
-        assert all(length(item, condition) == length(item, other) for item in items)
+    assert set(AS_LONG_AS) == {"neut_pad", "neut_matched", "neut_other", "quote_matched"}
+    for condition in set(AS_LONG_AS) - NEARLY_AS_LONG:
+        assert all(length(item, condition) == length(item, AS_LONG_AS[condition]) for item in items)
+    [near] = NEARLY_AS_LONG
+    off = [abs(length(item, near) - length(item, AS_LONG_AS[near])) for item in items]
+    assert max(off) > 0  # else the rule that none is refused would hold for nothing
+    assert sum(off) / len(off) < 1
 
 
 def test_what_is_too_long_already_is_not_padded(items: list[Item]) -> None:
@@ -194,7 +276,7 @@ def test_the_far_placebo_is_another_tools_call_and_shares_less_with_the_failed_o
 def test_the_far_placebo_depends_on_the_pool_and_is_given_once(items: list[Item]) -> None:
     bare = [replace(item, meta={}) for item in items]
     assert [item.meta for item in with_unrelated(bare[:3], bare)] == [
-        {key: item.meta[key] for key in UNRELATED} for item in items[:3]
+        {key: item.meta[key] for key in (*UNRELATED, OTHER_CALLS)} for item in items[:3]
     ]
     assert with_unrelated(items, bare[:1]) == items
     near = replace(bare[0], item_id="near", failed_action="look(up=1)", gold_action="look(up=2)")
@@ -206,6 +288,84 @@ def test_the_far_placebo_depends_on_the_pool_and_is_given_once(items: list[Item]
     assert with_unrelated(bare[:1], [near, far])[0].meta[UNRELATED[0]] == far.failed_action
     with pytest.raises(InputError, match="no unrelated call"):
         render(alone, "fail_unrelated", W)
+
+
+def test_neut_other_records_a_call_that_is_right_in_another_task_and_answers_it_as_neut(
+    items: list[Item],
+) -> None:
+    shed = Toolshed()
+    starts = {task.task_id: task for task in shed.tasks(24, lambda name: random.Random(f"11:{name}"))}
+    tasks: dict[str, list[str]] = {}
+    for task in starts.values():
+        for gold in task.gold:
+            tasks.setdefault(gold.text, []).append(task.task_id)
+    for item in items:
+        neut, other = render(item, "neut", W), render(item, "neut_other", W, words)
+        assert [*other[:-2], other[-1]] == [*neut[:-2], neut[-1]] and other[-2]["role"] == "assistant"
+        call = other[-2]["content"]
+        assert item.task_id not in tasks[call]
+        assert call not in (item.failed_action, item.gold_action, *item.distractors, *item.prefix_actions)
+        task = starts[tasks[call][0]]
+        world, results = shed.reset(task), {}
+        for gold in task.gold:
+            world, results[gold.text] = shed.execute(world, gold)
+        assert results[call].ok  # in its own task's world it works
+        assert render(item, "neut_other", W, words) == other
+
+
+def test_neut_other_shares_less_text_than_the_reference_and_prefers_another_tool(items: list[Item]) -> None:
+    def shared(item: Item, call: str) -> float:
+        own = grams(item.failed_action)
+        return len(grams(call) & own) / len(own)
+
+    calls = {item.item_id: other_call(item, words) for item in items}
+    found = [shared(item, calls[item.item_id]) for item in items]
+    near = [shared(item, str(item.gold_action)) for item in items]
+    assert sum(found) / len(found) < 0.35 * sum(near) / len(near)
+    another = [
+        calls[item.item_id].partition("(")[0] != str(item.gold_action).partition("(")[0] for item in items
+    ]
+    assert sum(another) / len(another) > 0.6
+
+
+def test_neut_other_takes_the_least_similar_call_within_a_token_and_the_nearest_where_none_is(
+    items: list[Item],
+) -> None:
+    item = replace(items[0], failed_action="look(up='aa bb cc')")  # nine words and signs
+
+    def chosen(*calls: str) -> str:
+        return other_call(replace(item, meta={OTHER_CALLS: list(calls)}), words)
+
+    assert words(item.failed_action) == 10
+    far, same, one_off = "sing(song='la la')", "look(at='aa bb dd')", "sing(a='la la lu lo')"
+    assert [words(call) for call in (far, same, one_off)] == [9, 10, 11]
+    assert chosen(far, same) == far  # within one token: the least similar
+    assert chosen("go()", "sing(a='b c d e f g h i')") in ("go()", "sing(a='b c d e f g h i')")
+    assert chosen("go()", "run(to='b')") == "run(to='b')"  # none is: the nearest
+    several = ["sing(a='fa fa do')", "hums(b='mi mi re')"]  # equal in both: by the item's id
+    names = {
+        other_call(replace(item, item_id=name, meta={OTHER_CALLS: several}), words) for name in "abcdefghij"
+    }
+    assert names == set(several)
+
+
+def test_an_item_for_which_the_pool_has_no_other_valid_call_stays_without(items: list[Item]) -> None:
+    bare = [replace(item, meta={}) for item in items]
+    one_task = [item for item in bare if item.task_id == bare[0].task_id]
+    for item in with_unrelated(one_task, one_task):
+        assert OTHER_CALLS not in item.meta
+        assert lacking(item, "neut_other") == "no other valid call in the pool"
+        with pytest.raises(InputError, match="no other valid call in the pool"):
+            render(item, "neut_other", W, words)
+    no_reference = [replace(item, gold_action=None, prefix_actions=(), prefix_observations=(), step_index=0)
+                    for item in bare]  # fmt: skip
+    assert all(OTHER_CALLS not in item.meta for item in with_unrelated(no_reference[:5], no_reference))
+    steps = [replace(item, gold_action=None) for item in bare]  # what worked before a decision is valid too
+    found = with_unrelated(steps[:5], steps)
+    worked = {call for item in steps for call in item.prefix_actions}
+    assert all(set(item.meta[OTHER_CALLS]) <= worked for item in found)
+    for wrong in ("a call", [], [1], None):
+        assert lacking(replace(bare[0], meta={OTHER_CALLS: wrong}), "neut_other") is not None
 
 
 @given(st.integers(0, 60), st.text("abc-", min_size=1, max_size=8))

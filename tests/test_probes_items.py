@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import re
@@ -9,13 +10,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from envs.base import Action
 from envs.toolshed import Toolshed
 from envs.toolshed.perturb import OPERATORS
+from envs.toolshed.tasks import TEMPLATES
 from mech.errors import InputError
+from probes.item_record import FRAME
 from probes.items import (
     Item,
     balanced_order,
@@ -25,7 +29,7 @@ from probes.items import (
     load_items,
     select_items,
 )
-from probes.toolshed_items import build_toolshed_items
+from probes.toolshed_items import build_toolshed_items, wording_of
 from tests.fresh_process import printed
 
 BOTH = pytest.mark.parametrize("env", ["toolshed", "coderepair"])
@@ -34,6 +38,11 @@ BOTH = pytest.mark.parametrize("env", ["toolshed", "coderepair"])
 @pytest.fixture(scope="module")
 def pool() -> list[Item]:
     return build_toolshed_items(11)
+
+
+@pytest.fixture(scope="module")
+def varied() -> list[Item]:
+    return build_toolshed_items(11, templates="all")
 
 
 def test_a_seed_gives_the_same_bytes_and_another_seed_others(pool: list[Item]) -> None:
@@ -129,6 +138,108 @@ def test_texts_have_no_blanks_at_their_ends_and_only_the_echo_holds_the_call(poo
 def test_the_neutral_text_is_one_and_tells_no_outcome(pool: list[Item]) -> None:
     (text,) = {item.obs_neutral for item in pool}
     assert not re.search(r"error|fail|success|done|ok\b|not |wrong|complete|saved", text, re.IGNORECASE)
+
+
+PAPER_SHA256 = {
+    0: "9a93428ec13c3f8c752f6e223acea127e711b447b251d46284111193e8cc159a",
+    11: "9ce614c721f78fd66f450863c025436af50b914c5ebd0fdd7f8d2d9fa920c216",
+}
+"""SHA-256 of the pool's lines as the versions with six templates made them: recorded runs are of these items."""
+
+
+@pytest.mark.parametrize("seed", list(PAPER_SHA256))
+def test_the_papers_pool_is_what_it_was_byte_for_byte(seed: int) -> None:
+    text = "\n".join(item_line(item) for item in build_toolshed_items(seed))
+    assert hashlib.sha256(text.encode()).hexdigest() == PAPER_SHA256[seed]
+
+
+def test_the_varied_pool_crosses_templates_prompts_and_frames(varied: list[Item]) -> None:
+    assert 275 <= len(varied) <= 400
+    assert set(Counter(item.operator for item in varied).values()) == {45}
+    templates = Counter(item.template for item in varied)
+    assert set(templates) == set(TEMPLATES) and min(templates.values()) >= 12
+    for count in (
+        Counter(item.system_prompt for item in varied),
+        Counter(item.meta.get(FRAME) for item in varied),
+    ):
+        assert len(count) == 4 and min(count.values()) > 0.2 * len(varied)
+    assert len({item.task_id for item in varied}) >= 105
+    cells = [(place % 14, *wording_of(place)) for place in range(112)]
+    assert len(set(cells)) == 112
+    for parts in ((0, 1), (0, 2)):  # every template under each prompt twice, and in each frame twice
+        assert set(Counter(tuple(cell[each] for each in parts) for cell in cells).values()) == {2}
+    pairs = Counter(cell[1:] for cell in cells)
+    assert len(pairs) == 16 and max(pairs.values()) - min(pairs.values()) <= 2
+
+
+def test_varied_items_of_the_papers_wording_are_the_papers_and_others_say_their_wording() -> None:
+    paper = {item.item_id: item for item in build_toolshed_items(11, per_operator=None)}
+    varied = build_toolshed_items(11, per_operator=None, templates="all")
+    assert len({item.item_id for item in varied}) == len(varied)
+    same = [item for item in varied if item.item_id in paper]
+    assert len(same) > 20 and all(item == paper[item.item_id] for item in same)
+    for item in varied:
+        old = item.item_id.removesuffix("-" + "-".join(item.item_id.split("-")[-2:]))
+        if item.item_id not in paper and old in paper:  # the same decision in another wording
+            plain = {name: value for name, value in item.meta.items() if name != FRAME}
+            back = replace(item, item_id=old, system_prompt=paper[old].system_prompt, meta=plain)
+            assert back == paper[old]
+            assert item.system_prompt != paper[old].system_prompt or FRAME in item.meta
+    with pytest.raises(InputError, match="paper or all, not none"):
+        build_toolshed_items(0, templates=cast(Any, "none"))
+
+
+def test_a_limit_by_template_takes_every_template_and_prompt_before_any_twice(varied: list[Item]) -> None:
+    few = select_items(varied, None, 14, by_template=True)
+    assert len({item.template for item in few}) == 14
+    assert max(Counter(item.system_prompt for item in few).values()) <= 5
+    assert max(Counter(item.operator for item in few).values()) <= 2
+    more = select_items(varied, None, 28, by_template=True)
+    assert {item.item_id for item in few} < {item.item_id for item in more}
+    assert set(Counter(item.template for item in more).values()) <= {1, 2, 3}
+    plain = select_items(varied, None, 14)
+    assert len({item.template for item in plain}) < 14  # else the option would do nothing
+    order = balanced_order(varied, random.Random(5), by_template=True)
+    assert sorted(item.item_id for item in order) == sorted(item.item_id for item in varied)
+    first: dict[str, int] = {}
+    for place, item in enumerate(order):
+        first.setdefault(item.template, place)
+    assert max(first.values()) < 20
+
+
+def test_varied_items_replay_and_only_the_echo_holds_the_call(varied: list[Item]) -> None:
+    shed = Toolshed()
+    tasks = {task.task_id: task for task in shed.varied_tasks(112, lambda name: random.Random(f"11:{name}"))}
+    for item in varied:
+        world = shed.reset(tasks[item.task_id])
+        for action, observation in zip(item.prefix_actions, item.prefix_observations, strict=True):
+            world, outcome = shed.execute(world, Action(action))
+            assert outcome.result == observation
+        for name, text in item.candidates().items():
+            after, outcome = shed.execute(world, Action(text))
+            assert outcome.ok == (name == "gold")
+            if name == "failed":
+                assert after == world and shed.observe(Action(text), outcome) == item.obs_fail
+        assert len(set(item.candidates().values())) == 4
+        assert item.failed_action in str(item.obs_fail_echo) and item.failed_action not in item.obs_fail
+        assert item.failed_action not in str(item.obs_success) and item.obs_success != item.obs_neutral
+        assert all(text == text.strip() for text in (item.system_prompt, item.goal, item.obs_fail))
+
+
+@pytest.mark.needs_reference
+def test_varied_items_share_no_tool_person_or_sentence_with_the_reference(
+    varied: list[Item], reference_dir: Path
+) -> None:
+    theirs = load_items(reference_dir / "toolshed_items.jsonl")
+    prompts = {item.system_prompt for item in varied}
+    sentences = {line for item in theirs for line in item.system_prompt.split("\n") if len(line) > 20}
+    tools = set(re.findall(r"^- (\w+)\(", theirs[0].system_prompt, re.MULTILINE))
+    for prompt in prompts:
+        assert not sentences & set(prompt.split("\n"))
+        assert not [tool for tool in tools if tool in prompt]
+    observed = {text for item in theirs for text in (item.obs_fail, item.obs_neutral, item.goal)}
+    assert not observed & {text for item in varied for text in (item.obs_fail, item.obs_neutral, item.goal)}
+    assert not {item.template for item in theirs} & {item.template for item in varied}
 
 
 @pytest.mark.needs_reference

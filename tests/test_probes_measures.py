@@ -12,7 +12,7 @@ import pytest
 
 from mech.errors import InputError
 from probes.conditions import MANIPULATIONS
-from probes.measures import COLUMNS, DEFINITIONS, check_identity, measure
+from probes.measures import COLUMNS, DEFINITIONS, IDENTITIES, check_identity, measure
 
 REFERENCE = Path(__file__).resolve().parent.parent.parent / "shared" / "reference"
 
@@ -24,7 +24,10 @@ HAND = {
     "abstract": {"failed": -17.0, "gold": -9.0},
     "succ": {"failed": -6.0},
     "neut_pad": {"failed": -6.5},
-    "neut_matched": {"failed": -16.0},
+    "neut_matched": {"failed": -16.0, "gold": -11.0},
+    "neut_other": {"failed": -21.5, "gold": -12.0},
+    "mark": {"failed": -22.0, "gold": -10.5},
+    "ack": {"failed": -20.5},
     "fail_echo": {"failed": -3.0},
     "quote_matched": {"failed": -4.5},
     **{name: {"failed": -5.5} for name in ("fail_terse", "fail_verbose", "fail_instr", "fail_k2", "fail_k3")},
@@ -79,7 +82,13 @@ def test_every_measure_is_what_its_definition_says() -> None:
         "p_repeat_exact_pre": exact_pre, "p_repeat_exact_fail": exact_fail,
         "greedy_repeat_pre": 0.0, "greedy_repeat_fail": 1.0, "greedy_repeat_abstract": 0.0, "greedy_exact_fail": 1.0,
         "copy_succ": 14.0, "sem_succ": 1.0, "polarity": 1.0, "copy_pad": 13.5, "sem_pad": 1.5,
-        "copy_matched": 9.0,
+        "copy_matched": 9.0, "copy_other": 14.5, "other_damage": -1.5,
+        "sem_first": -2.0, "copy_after": 17.0, "interaction": 4.0, "sem_first_min": 2.0, "interaction_min": 0.0,
+        "sem_ack": -1.5, "copy_ack": 13.5, "interaction_ack": 3.5,
+        "margin_copy": 2.5 + 10.0, "margin_sem": 4.0 - 2.5, "margin_copy_matched": 2.5 + 5.0,
+        "margin_copy_other": 2.5 + 9.5, "margin_other_damage": -9.5 + 10.0,
+        "margin_sem_first": -11.5 + 10.0, "margin_copy_after": 4.0 + 11.5,
+        "margin_interaction": 4.0 - 2.5 + 11.5 - 10.0,
         **{f"G_{name}": -20.0 - level for name, level in levels.items()},
         **{f"delta_{name}": level + 5.0 for name, level in levels.items()},
         "delta_fail_early_moved": -7.0, "second_copy": 1.5,
@@ -124,6 +133,59 @@ def test_minus_G_is_copy_plus_sem() -> None:
     assert len(wide) == 50
 
 
+def test_both_orders_and_their_interaction_hold_on_every_item_and_in_margins() -> None:
+    rng = np.random.default_rng(1)
+    conditions = ("pre", "fail", "neut", "mark", "ack", "neut_other")
+    frames = [
+        _rows(
+            {c: {n: -abs(float(rng.normal()) * 100) for n in ("failed", "gold")} for c in conditions},
+            item=f"i{i}",
+        )
+        for i in range(50)
+    ]
+    wide = measure(pd.concat(frames)).pivot(index="item_id", columns="measure", values="value")
+    for prefix, gain in (("", "G"), ("margin_", "margin_shift")):
+        copy, sem, first, after, both = (
+            wide[f"{prefix}{name}"] for name in ("copy", "sem", "sem_first", "copy_after", "interaction")
+        )
+        np.testing.assert_allclose(-wide[gain], copy + sem, atol=1e-9)
+        np.testing.assert_allclose(-wide[gain], first + after, atol=1e-9)
+        np.testing.assert_allclose(both, sem - first, atol=1e-9)
+        np.testing.assert_allclose(both, after - copy, atol=1e-9)
+        assert both.abs().min() > 1e-3
+        np.testing.assert_allclose(
+            copy, wide[f"{prefix}other_damage"] + wide[f"{prefix}copy_other"], atol=1e-9
+        )
+
+
+@pytest.mark.parametrize(
+    "names", [set(signs) for _, signs in IDENTITIES], ids=[name for name, _ in IDENTITIES]
+)
+def test_every_identity_is_checked(names: set[str]) -> None:
+    long = measure(_rows(HAND))
+    for name in names:
+        broken = long[long["measure"].isin(names)].copy()
+        broken.loc[broken["measure"] == name, "value"] += 1e-3
+        with pytest.raises(RuntimeError, match="off by 0.001 nats on item t1-a"):
+            check_identity(broken)
+
+
+def test_without_a_reference_the_margin_is_over_the_distractors_that_are_known() -> None:
+    scores = {
+        c: {"failed": -10.0 * i, "distractor0": -2.0 * i, "distractor1": -4.0 * i}
+        for i, c in enumerate(("pre", "neut", "fail"), start=1)
+    }
+    assert _values(measure(_rows(scores)))["margin_copy"] == pytest.approx((-20 + 6) - (-10 + 3))
+    one = {c: {n: v for n, v in known.items() if n != "distractor1"} for c, known in scores.items()}
+    assert _values(measure(_rows(one)))["margin_copy"] == pytest.approx((-20 + 4) - (-10 + 2))
+    torn = {**scores, "neut": {"failed": -20.0, "distractor0": -4.0}}  # not over another set than before
+    assert "margin_copy" not in _values(measure(_rows(torn)))
+    # An item that has a reference is never held against its distractors, also where the reference is not scored.
+    part = {**scores, "fail": {**scores["fail"], "gold": -1.0}}
+    assert "margin_copy" not in _values(measure(_rows(part)))
+    assert "margin_copy" not in _values(measure(_rows({c: {"failed": -3.0} for c in scores})))
+
+
 def test_a_broken_identity_names_the_item() -> None:
     long = measure(pd.concat([_rows(HAND), _rows(HAND, item="t1-b")]))
     check_identity(long)
@@ -136,18 +198,44 @@ def test_a_broken_identity_names_the_item() -> None:
 def _reading(*conditions: str) -> set[str]:
     """The measures that need one of the conditions, told by their definitions in methods.md."""
     names = {
-        "neut": ["copy", "sem", "copy_per_token", "sem_per_token", "copy_exact", "sem_exact", "copy_matched"],
+        "neut": [
+            *("copy", "sem", "copy_per_token", "sem_per_token", "copy_exact", "sem_exact", "copy_matched"),
+            *("copy_other", "interaction", "interaction_min", "copy_ack", "interaction_ack", "margin_copy"),
+            *("margin_sem", "margin_copy_matched", "margin_copy_other", "margin_interaction"),
+        ],
         "abstract": ["G_abstract", "delta_abstract", "greedy_repeat_abstract"],
         "quote_matched": ["G_quote_matched", "delta_quote_matched", "second_copy"],
         "neut_pad": ["copy_pad", "sem_pad", "G_neut_pad", "delta_neut_pad"],
-        "neut_matched": ["copy_matched", "G_neut_matched", "delta_neut_matched"],
+        "neut_matched": [
+            *("copy_matched", "G_neut_matched", "delta_neut_matched", "margin_copy_matched"),
+        ],
+        "neut_other": [
+            *("copy_other", "other_damage", "G_neut_other", "delta_neut_other"),
+            *("margin_copy_other", "margin_other_damage"),
+        ],
+        "mark": [
+            *("sem_first", "copy_after", "interaction", "sem_ack", "interaction_ack", "G_mark", "delta_mark"),
+            *("margin_sem_first", "margin_copy_after", "margin_interaction"),
+        ],
+        "ack": ["sem_ack", "copy_ack", "interaction_ack", "G_ack", "delta_ack"],
         "fail_early": ["G_fail_early", "delta_fail_early", "delta_fail_early_moved"],
     }
     return {name for condition in conditions for name in names[condition]}
 
 
 @pytest.mark.parametrize(
-    "gone", ["neut", "abstract", "quote_matched", "neut_pad", "neut_matched", "fail_early"]
+    "gone",
+    [
+        "neut",
+        "abstract",
+        "quote_matched",
+        "neut_pad",
+        "neut_matched",
+        "neut_other",
+        "mark",
+        "ack",
+        "fail_early",
+    ],
 )
 def test_a_measure_without_its_condition_is_left_out_and_never_zero(gone: str) -> None:
     lost = _reading(gone)
@@ -165,6 +253,8 @@ def test_without_the_failure_only_what_was_before_is_measured() -> None:
         *("copy", "copy_per_token", "copy_exact", "copy_succ", "copy_pad", "copy_matched", "second_copy"),
         *("greedy_repeat_pre", "greedy_repeat_abstract"),
         *("p_repeat_pre", "p_repeat2_pre", "p_repeat4_pre", "p_repeat_exact_pre"),
+        *("copy_other", "other_damage", "sem_first", "sem_first_min", "sem_ack", "copy_ack", "margin_copy"),
+        *("margin_copy_matched", "margin_copy_other", "margin_other_damage", "margin_sem_first"),
         *(f"G_{name}" for name in MANIPULATIONS),
     }
 

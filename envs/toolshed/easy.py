@@ -26,8 +26,8 @@ _MEETINGS = ("Bee talk", "Fern walk", "Key return", "Soil check")
 
 
 def rollout_plan(index: int, rng: random.Random) -> Plan:
-    """The errand of this index in a cycle of twelve: easy ones at even places, those of `tasks` at odd ones."""
-    errands = tasks.TEMPLATES if index % 2 else EASY
+    """The errand of this index in a cycle of twelve: easy ones at even places, the paper's at odd ones."""
+    errands = tasks.PAPER_TEMPLATES if index % 2 else EASY
     template = list(errands)[index // 2 % len(errands)]
     world = make_world(rng)
     goal, calls = errands[template](world, rng)

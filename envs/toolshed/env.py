@@ -28,9 +28,28 @@ class Toolshed:
     demonstrations = replies.DEMONSTRATIONS
 
     def tasks(self, n: int, stream: Stream) -> tuple[Task[World], ...]:
-        """The first n tasks, six templates in rotation, task i from the stream `toolshed-task-i`."""
+        """The first n tasks, the paper's six templates in rotation, task i from the stream `toolshed-task-i`."""
         plans = (tasks.make_plan(index, stream(f"toolshed-task-{index}")) for index in range(n))
         return tuple(self._task(f"shed-{index:04d}", plan) for index, plan in enumerate(plans))
+
+    def varied_tasks(self, n: int, stream: Stream) -> tuple[Task[World], ...]:
+        """The first n tasks of all templates in rotation; those of the paper's templates are tasks of `tasks` too.
+
+        The others are named `more-…` and drawn from the streams `toolshed-more-i`.
+        """
+        paper, more = tasks.PAPER_TEMPLATES, tasks.MORE_TEMPLATES
+        found = []
+        for index in range(n):
+            block, place = divmod(index, len(paper) + len(more))
+            if place < len(paper):
+                number = block * len(paper) + place
+                plan = tasks.make_plan(number, stream(f"toolshed-task-{number}"))
+                found.append(self._task(f"shed-{number:04d}", plan))
+            else:
+                number = block * len(more) + place - len(paper)
+                plan = tasks.make_plan(number, stream(f"toolshed-more-{number}"), more)
+                found.append(self._task(f"more-{number:04d}", plan))
+        return tuple(found)
 
     def rollout_tasks(self, n: int, stream: Stream) -> tuple[Task[World], ...]:
         """The first n tasks, of one call and of several in turn, task i from the stream `toolshed-rollout-i`."""
