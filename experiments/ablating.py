@@ -31,7 +31,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from experiments.find_heads import ALL_SCORES
-from experiments.head_choice import choose_heads
 from experiments.options import Option, positive
 from experiments.reference_sets import MIN_REFERENCE, REFERENCE, ReferenceSet, reference_set
 from experiments.session import Session
@@ -53,11 +52,9 @@ from probes.scoring import Ask, asks, score_row
 __all__ = [
     "MIN_REFERENCE",
     "REFERENCE",
-    "Ablation",
     "CleanRuns",
     "ReferenceSet",
     "Replacement",
-    "ablation",
     "reference_set",
     "replacement",
     "score_under",
@@ -66,7 +63,13 @@ __all__ = [
 METHODS = ("mean", "mean-role", "resample", "zero", "scale", "optimal")
 BY_QUESTION = ("mean-role", "resample")
 """Ways whose values depend on the question."""
-ABLATE = Option("ablate", str, "none", "heads to take out: none, top:16, names, a head list, not:…, random:…")
+ABLATE = Option(
+    "ablate",
+    str,
+    "none",
+    "an ablation beside the whole model, repeatable: top:16, names, a head list, not:…, random:16; then @how=…",
+    repeatable=True,
+)
 HOW = Option("how", str, "mean", "what takes the place of their z", METHODS)
 WHERE = Option("where", str, "all", "at all positions, or at those that predict a×", ("all", "candidate"))
 ALPHA = Option("alpha", float, 0.5, "with --how scale: the factor on z")
@@ -328,30 +331,6 @@ class Replacement:
             key: {"loss_at_mean": fit.before, "loss_fitted": fit.after, "steps": fit.steps}
             for key, fit in self.fits.items()
         }
-
-
-@dataclass(frozen=True, eq=False)
-class Ablation:
-    """The intervention of a study, what a run records of it, and what of it decides rows (see `open_run`)."""
-
-    intervention: Intervention = NOTHING
-    about: Mapping[str, Any] = field(default_factory=dict)
-    derived: Mapping[str, Any] = field(default_factory=dict)
-
-
-def ablation(session: Session, args: argparse.Namespace) -> Ablation:
-    """What --ablate, --how, --where and --alpha ask for, as one intervention for every question.
-
-    Raises:
-        InputError: the heads cannot be told or do not exist, or `--how` depends on the question.
-    """
-    if args.ablate == "none":
-        return Ablation()
-    heads = choose_heads(args.ablate, session.model, args, session.rng_for)
-    with_what = replacement(session, args)
-    about = {"ablated": {"heads": str(heads), "sha256": heads.sha256, "reference": dict(with_what.about)}}
-    derived = {"ablated_sha256": heads.sha256, "replacement_sha256": with_what.sha256}
-    return Ablation(with_what.intervention(heads, args), about, derived)
 
 
 def replacement(

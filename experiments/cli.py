@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from envs.errors import InputError as EnvironmentInputError
 from experiments.options import Study
@@ -92,6 +93,7 @@ def parser(study: Study) -> argparse.ArgumentParser:
             continue
         made.add_argument(
             f"--{option.name}",
+            action=_Repeated if option.repeatable else "store",
             nargs=None if option.alone is None else "?",
             const=None if option.alone is None else option.type(option.alone),
             dest=option.key,
@@ -101,6 +103,22 @@ def parser(study: Study) -> argparse.ArgumentParser:
             help=option.help,
         )
     return made
+
+
+class _Repeated(argparse.Action):
+    """Collects the values of a flag that may be given several times; one that says the default adds nothing."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Put the value behind the earlier ones."""
+        earlier = getattr(namespace, self.dest)
+        if values != self.default:
+            setattr(namespace, self.dest, (*(earlier if isinstance(earlier, tuple) else ()), values))
 
 
 def _overview(words: Sequence[str]) -> int:

@@ -13,12 +13,13 @@ import argparse
 
 import pandas as pd
 
-from experiments.ablating import ABLATING, ablation
+from experiments.ablating import ABLATING
+from experiments.arms import ablation_arms, parse_arms
 from experiments.left_out import conditions_of, noted, of_candidates, of_conditions, write_left_out
 from experiments.measuring import Tables, derive, score_all
 from experiments.options import DELTA, ON_ITEMS, ON_MODEL, RUNNING, Report, Study
 from experiments.session import about_items, open_run, open_session
-from experiments.tables import estimate_text, meter_text, summary_text
+from experiments.tables import arms_text, estimate_text, meter_text, summary_text, whole_model
 from probes.conditions import CORE
 from probes.families import family_lines
 from probes.scoring import DISTRACTORS_IN
@@ -49,37 +50,37 @@ def run(args: argparse.Namespace) -> Report:
 
 def measured(args: argparse.Namespace) -> tuple[Tables, str]:
     """The study without its report: the tables, then what was left out and how much of the model was run."""
+    parse_arms(args)  # a mistake there costs nothing
     session = open_session(args)
     session = noted(session, [*of_conditions(session.items, NAMES), *of_candidates(session.items, four=True)])
-    change = ablation(session, args)
-    with open_run(
-        STUDY, args, session.model, {**about_items(session), **change.about}, change.derived
-    ) as folder:
+    arms = ablation_arms(session, args)
+    with open_run(STUDY, args, session.model, {**about_items(session), **arms.about}, arms.derived) as folder:
         score_all(
             folder,
             session,
             lambda item: conditions_of(item, NAMES),
             DISTRACTORS_IN,
             args.quiet,
-            change.intervention,
+            arms.arms,
         )
-        tables = derive(folder, session, args.delta)
-        notes = write_left_out(folder, session)
+        tables = derive(folder, session, args.delta, arms.labels)
+        notes = [*write_left_out(folder, session), *arms.notes]
         meter = session.engine.meter
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
+        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, **arms.fitted})
     return tables, "\n".join([*notes, meter_text(meter.ran, meter.saved)])
 
 
 def text(tables: Tables) -> str:
     """The headline measures and the derived quantities of every environment."""
     parts: list[str] = []
-    for env, summary in tables.summary.groupby("env", sort=True):
+    for env, summary in whole_model(tables.summary).groupby("env", sort=True):
         chosen = summary[summary["measure"].isin(SHOWN)]
         ordered = chosen.set_index("measure").reindex(
             [name for name in SHOWN if name in set(chosen["measure"])]
         )
-        split = tables.decomposition[tables.decomposition["env"] == env]
-        parts += [f"== {env}", summary_text(ordered.reset_index()), "", estimate_text(_named(split)), ""]
+        split = whole_model(tables.decomposition[tables.decomposition["env"] == env])
+        parts += [f"== {env}", summary_text(ordered.reset_index()), "", estimate_text(_named(split))]
+        parts += [*arms_text(tables.arms[tables.arms["env"] == env], SHOWN), ""]
     return "\n".join([*parts, *family_lines(tables.summary, "headline")])
 
 

@@ -6,6 +6,7 @@ FILE               all of a head list: heads.json, [{"layer", "head", "score"}] 
 top:8@FILE         the best eight of a head list
 not:SPEC           every head but those of SPEC
 random:SPEC        as many others in each layer, drawn under --seed; random3:SPEC is another draw
+random:16          short for random:top:16
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def choose_heads(
     """
     drawn = _RANDOM.fullmatch(spec)
     if drawn:
-        heads = choose_heads(drawn[2], model, args, rng_for)
+        others = f"top:{drawn[2]}" if drawn[2].isdecimal() else drawn[2]
+        heads = choose_heads(others, model, args, rng_for)
         rng = rng_for(control_stream(heads, int(drawn[1] or 0)))
         return layer_matched(heads, model.n_layers, model.n_heads, rng).heads
     if spec.startswith("not:"):

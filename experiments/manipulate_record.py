@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from experiments.ablating import ABLATING, ablation
+from experiments.ablating import ABLATING
+from experiments.arms import ablation_arms, parse_arms
 from experiments.left_out import (
     LeftOut,
     conditions_of,
@@ -25,6 +26,7 @@ from experiments.tables import frame_text, meter_text
 from probes.conditions import CONDITIONS, parse_conditions
 from probes.families import family_lines
 from probes.items import Item
+from probes.layout import UNABLATED
 from probes.scoring import DISTRACTORS_IN
 
 CONDITIONS_ALL = Option("conditions", str, "all", "all, or a list; pre and fail are always among them")
@@ -33,8 +35,9 @@ CONDITIONS_ALL = Option("conditions", str, "all", "all, or a list; pre and fail 
 def run(args: argparse.Namespace) -> Report:
     """Score what is missing, derive the tables, print every manipulation's paired change."""
     asked = {*parse_conditions(args.conditions), "pre", "fail"}
+    parse_arms(args)  # a mistake there costs nothing
     session = open_session(args)
-    change = ablation(session, args)
+    arms = ablation_arms(session, args)
     names = [name for name in CONDITIONS if name in asked]
     items = session.items
     session = noted(session, [*of_steps(items, names), *of_conditions(items, names), *of_candidates(items)])
@@ -44,17 +47,22 @@ def run(args: argparse.Namespace) -> Report:
         possible = conditions_of(item, names)
         return [name for name in possible if name != "fail_early" or early[item.item_id]]
 
-    about = {**about_items(session), **change.about}
-    with open_run(STUDY, args, session.model, about, change.derived) as folder:
-        score_all(folder, session, names_of, DISTRACTORS_IN, args.quiet, change.intervention)
-        tables = derive(folder, session, args.delta)
-        notes = write_left_out(folder, session)
+    about = {**about_items(session), **arms.about}
+    with open_run(STUDY, args, session.model, about, arms.derived) as folder:
+        score_all(folder, session, names_of, DISTRACTORS_IN, args.quiet, arms.arms)
+        tables = derive(folder, session, args.delta, arms.labels)
+        notes = [*write_left_out(folder, session), *arms.notes]
         meter = session.engine.meter
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
+        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, **arms.fitted})
     shown = tables.manipulations.drop(columns=["model", "n_clusters", "deff", "p", "family_size"])
     lines = ["change of log p(a×) against the standard record, nats per action, and G of the same items"]
-    for env, group in shown.groupby("env", sort=True):
-        lines += ["", f"== {env}", frame_text(group.drop(columns="env").sort_values("delta"))]
+    for (env, label), group in shown.groupby(["env", "ablation"], sort=False):
+        arm = "" if label == UNABLATED else f", ablation {label}"
+        lines += [
+            "",
+            f"== {env}{arm}",
+            frame_text(group.drop(columns=["env", "ablation"]).sort_values("delta")),
+        ]
     lines += ["", *family_lines(tables.manipulations, "manipulations"), *notes]
     lines += [meter_text(meter.ran, meter.saved), f"written to {args.out}"]
     return Report("\n".join(lines))

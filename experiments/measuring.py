@@ -13,21 +13,24 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.arms import WHOLE, Arm, grouped
 from experiments.durable import naming
 from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.session import Session
 from mech.errors import InputError
-from mech.interventions import NOTHING, Intervention
+from mech.interventions import NOTHING
+from probes.ablation_arms import ARMS, ArmTable, arm_contrasts, by_arm, labelled
 from probes.breakdowns import breakdown, item_attributes, small_cells
 from probes.conditions import AS_LONG_AS
 from probes.decompose import decompose, equivalences
 from probes.items import Item
+from probes.layout import UNABLATED
 from probes.lengths import length_match
 from probes.manipulations import manipulations
 from probes.measures import measure
 from probes.profiles import profiles
-from probes.scoring import Ask, asks, question, score_item, scored
+from probes.scoring import Ask, asks, question, row_id, score_asks, scored
 from probes.stats import summarise
 
 
@@ -39,6 +42,7 @@ class Tables:
     summary: pd.DataFrame
     decomposition: pd.DataFrame
     manipulations: pd.DataFrame
+    arms: pd.DataFrame
 
 
 def score_all(
@@ -47,9 +51,13 @@ def score_all(
     names_of: Callable[[Item], Sequence[str]],
     distractors_in: Sequence[str] | None,
     quiet: bool,
-    intervention: Intervention = NOTHING,
+    arms: Sequence[Arm] = (WHOLE,),
 ) -> None:
-    """Append the rows of every item under its conditions that are not in the folder yet, an item at a time.
+    """Append the rows of every item under its conditions and every arm that are not in the folder yet.
+
+    An item at a time, its arms in the groups of `experiments.arms.grouped`: a group's rows are on the disk before the
+    next is scored, and a group of which rows are missing is scored whole, so that rows do not depend on where a run was
+    interrupted.
 
     Raises:
         InputError: a row of the folder answers another question than the one that has its id now.
@@ -58,26 +66,24 @@ def score_all(
     for item in progress(session.items, len(session.items), folder.study, quiet):
         names = names_of(item)
         wanted = [
-            f"{item.item_id}|{name}|{one}" for name in names for one in scored(item, name, distractors_in)
+            row_id(item.item_id, name, one, arm.label)
+            for arm in arms
+            for name in names
+            for one in scored(item, name, distractors_in)
         ]
-        if any(row_id in before for row_id in wanted):
-            now = asks(
-                session.model,
-                item,
-                names,
-                session.wording,
-                None,
-                intervention,
-                distractors_in,
-                end_of_turn=True,
-            )
-            _refuse_other_questions(folder, before, now)
-        done = folder.done_ids("scores")
-        if not done.issuperset(wanted):
-            rows = score_item(
-                session.engine, item, names, session.wording, None, intervention, distractors_in
-            )
-            folder.append_all("scores", [row for row in rows if row["id"] not in done])
+        questions = asks(
+            session.model, item, names, session.wording, None, NOTHING, distractors_in, end_of_turn=True
+        )
+        if any(one in before for one in wanted):
+            for group in grouped(arms, questions):
+                _refuse_other_questions(folder, before, group)
+        if folder.done_ids("scores").issuperset(wanted):
+            continue
+        for group in grouped(arms, questions):
+            done = folder.done_ids("scores")
+            if not done.issuperset(ask.id for ask in group):
+                rows = score_asks(session.engine, item, group)
+                folder.append_all("scores", [row for row in rows if row["id"] not in done])
 
 
 def _refuse_other_questions(folder: RunFolder, before: Mapping[str, Any], questions: Sequence[Ask]) -> None:
@@ -90,26 +96,47 @@ def _refuse_other_questions(folder: RunFolder, before: Mapping[str, Any], questi
             )
 
 
-def derive(folder: RunFolder, session: Session, delta: float) -> Tables:
-    """Write every table that the rows of the folder allow; `delta` (nats) is what counts as unchanged."""
-    rows = session.clustered(folder.rows("scores"))
+def derive(folder: RunFolder, session: Session, delta: float, labels: Sequence[str] = ()) -> Tables:
+    """Write every table that the rows of the folder allow, of every arm in it; `arms` where there are two or more.
+
+    Args:
+        folder: holds the score rows.
+        session: its streams.
+        delta: nats within which a change counts as none.
+        labels: the order of the arms in `arms`; arms of other studies of the folder come behind them.
+    """
+    rows = session.clustered(labelled(folder.rows("scores")))
     with naming(folder.path / "scores.jsonl"):
         measures = measure(rows)
         rng_for = session.rng_for
         parts = {"sem": delta, "sem_pad": delta, "sem_succ": delta, "second_copy": delta}
+        attributes = item_attributes(rows)
+
+        def of_arms(table: ArmTable) -> pd.DataFrame:
+            return by_arm(measures, rng_for, table)
+
         tables = {
             "measures": measures,
-            "summary": summarise(measures, rng_for),
-            "decomposition": decompose(measures, rng_for),
-            "equivalence": equivalences(measures, parts, rng_for),
-            "breakdown": breakdown(measures, item_attributes(rows), rng_for),
-            "small_cells": small_cells(measures, item_attributes(rows)),
-            "manipulations": manipulations(measures, rng_for, delta).assign(bound=delta),
+            "summary": of_arms(summarise),
+            "decomposition": of_arms(decompose),
+            "equivalence": of_arms(lambda some, rng: equivalences(some, parts, rng)),
+            "breakdown": of_arms(lambda some, rng: breakdown(some, attributes, rng)),
+            "small_cells": of_arms(lambda some, _: small_cells(some, attributes)),
+            "manipulations": of_arms(lambda some, rng: manipulations(some, rng, delta).assign(bound=delta)),
         }
+        present = list(dict.fromkeys([*labels, *rows["ablation"]]))
+        if set(present) - {UNABLATED}:
+            tables["arms"] = arm_contrasts(measures, present, rng_for)
         if {"pre", "neut", "fail"} <= set(rows["condition"]):
-            tables["profiles"] = profiles(rows, rng_for)
+            tables["profiles"] = by_arm(rows, rng_for, profiles)
         if set(AS_LONG_AS) & set(rows["condition"]):
-            tables["length_match"] = length_match(rows)
+            tables["length_match"] = length_match(rows[rows["ablation"] == UNABLATED])
     for name, table in tables.items():
         folder.write_table(name, table)
-    return Tables(measures, tables["summary"], tables["decomposition"], tables["manipulations"])
+    return Tables(
+        measures,
+        tables["summary"],
+        tables["decomposition"],
+        tables["manipulations"],
+        tables.get("arms", pd.DataFrame(columns=list(ARMS))),
+    )

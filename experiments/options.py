@@ -21,7 +21,9 @@ class Option:
     """One flag: `--name`, its type, default and help; `choices` where only some values make sense.
 
     A `positional` one is no flag: words without a name in front, parsed as a list; one at least, if it has no default.
-    `alone`: the value of a flag that no word follows (None: a word must).
+    `alone`: the value of a flag that no word follows (None: a word must). A `repeatable` flag may be given several
+    times: the values are a tuple in the order given, without those that say the default, which stands where nothing
+    else was said.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Option:
     presentation: bool = False
     positional: bool = False
     alone: str | None = None
+    repeatable: bool = False
 
     @property
     def key(self) -> str:

@@ -11,6 +11,11 @@ failed call a× right before it. Its prompt is read back from steps.jsonl and mu
     p_exact                   exp of it: at temperature 1 the probability that the step is a× and nothing else
     p_repeat                  softmax of the sums over {a×, the task's reference calls} under fail (p_repeat_pre: pre)
 
+With --ablate every decision point is scored under each ablation arm too, the whole model first, and the rollouts whose
+agent was itself ablated (--change ablate, ablate-random) are decision points as well: arm and change say who acted,
+`ablation` under what the step was scored. predict_arms.csv has the AUC of every predictor under an arm less that of the
+whole model, on the same points.
+
 decisions.jsonl → predict.csv (AUC by predictor) and calibration.csv (of the probabilities). What is predicted: the step
 is a canonical repeat of a call that failed before; for p_exact, that it is a× to the letter and ends there.
 """
@@ -19,7 +24,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,20 +34,25 @@ import pandas as pd
 from envs.agent import AgentEnvironment
 from envs.base import Task
 from envs.harness import HARNESSES, Past, write
+from experiments.ablating import ABLATING
+from experiments.arms import Arms, ablation_arms, parse_arms
 from experiments.environments import open_environment
 from experiments.options import ENGINE, ON_MODEL, OUT, PROBLEMS, QUIET, WORDING, Report, Study
 from experiments.progress import progress
 from experiments.records import RunFolder, read_run, recorded
 from experiments.rolling import phrases
 from experiments.seeds import py_stream, stream
-from experiments.session import open_model, open_run, read_wording, require_out
+from experiments.session import Session, open_model, open_run, read_wording, require_out
 from experiments.tables import frame_text
 from mech.chat import action_ids, end_of_turn_id, render, shared_length
 from mech.engine import Engine
 from mech.errors import InputError
+from mech.interventions import NOTHING, Intervention
 from mech.queries import Query, Score
 from mech.trie import common_prefix
-from probes.prediction import calibration_table, predict_table
+from probes.ablation_arms import ArmTable, by_arm, labelled
+from probes.layout import UNABLATED
+from probes.prediction import auc_differences, calibration_table, predict_table
 from probes.rollout_measures import per_step
 from probes.stats import RngFactory
 from probes.wording import Wording
@@ -51,10 +61,12 @@ HARNESSES_READ = ("verbatim", "verbatim+instr")
 PREDICTORS = ("backfire_nats", "copy", "sem", "logp_fail", "logp_fail_per_token", "p_repeat", "p_repeat_pre")
 PROBABILITIES = ("p_repeat", "p_repeat_pre")
 CONTEXTS = ("pre", "fail", "neut")
+_UNCHANGED: Mapping[str, Intervention] = {UNABLATED: NOTHING}
 
 
 def run(args: argparse.Namespace) -> Report:
     """Score every decision point that is not in the folder yet, then derive the tables."""
+    parse_arms(args)  # a mistake there costs nothing
     path = require_out(args)
     studies = read_run(path)["studies"]
     if not studies.get("rollout", {}).get("done"):
@@ -65,7 +77,9 @@ def run(args: argparse.Namespace) -> Report:
     wording = read_wording(args)
     if wording.sha256 != recorded(path, entry, "provenance.wording_sha256", str):
         raise InputError("The rollouts were written with another wording: give the same --wording.")
-    args = argparse.Namespace(**{**vars(args), "env": recorded(path, entry, "config.env", str)})
+    args = argparse.Namespace(
+        **{**vars(args), "env": recorded(path, entry, "config.env", str), "seed": seed, "items": None}
+    )
     with open_environment(args) as environment:
         tasks = environment.rollout_tasks(n_tasks, lambda name: py_stream(seed, name))
         known = {task.task_id for task in tasks}
@@ -75,23 +89,39 @@ def run(args: argparse.Namespace) -> Report:
                 f"The task {unknown[0]} of the rollouts is not among these: give the same --problems."
             )
         engine = Engine(open_model(args, wording), slow=args.engine == "reference")
-        derived = {"rollout": entry["config_hash"]}
-        with open_run(STUDY, args, engine.model, {"wording_sha256": wording.sha256}, derived) as folder:
-            points = decision_points(folder)
-            scored(
-                folder,
-                engine,
-                environment,
-                {task.task_id: task for task in tasks},
-                points,
-                wording,
-                args.quiet,
-            )
+        session = Session(engine, [], wording, lambda name: stream(seed, name))
+        changes, arms = changed_models(session, args, known)
+        derived = {"rollout": entry["config_hash"], **arms.derived}
+        about = {"wording_sha256": wording.sha256, **arms.about}
+        with open_run(STUDY, args, engine.model, about, derived) as folder:
+            points = decision_points(folder, ablated=len(changes) > 1)
+            by_id = {task.task_id: task for task in tasks}
+            scored(folder, engine, environment, by_id, points, wording, args.quiet, changes)
             tables = tables_of(folder.rows("decisions"), lambda name: stream(seed, f"predict/{name}"))
             for name, table in tables.items():
                 folder.write_table(name, table)
-            folder.finish({"forwards_run": engine.meter.ran})
-    return Report("\n".join([frame_text(tables["predict"]), f"written to {args.out}"]))
+            folder.finish({"forwards_run": engine.meter.ran, **arms.fitted})
+    shown = [frame_text(tables["predict"])]
+    if "predict_arms" in tables:
+        shown += ["", "AUC under an ablation arm less that of the whole model, same points"]
+        shown.append(frame_text(tables["predict_arms"]))
+    return Report("\n".join([*shown, *arms.notes, f"written to {args.out}"]))
+
+
+def changed_models(
+    session: Session, args: argparse.Namespace, tasks: Collection[str]
+) -> tuple[dict[str, Intervention], Arms]:
+    """Ablation label → the intervention that every decision point is scored under, the whole model's first; the arms.
+
+    Raises:
+        InputError: as `ablation_arms`, or an arm has other values for every question (mean-role, resample).
+    """
+    arms = ablation_arms(session, args, tasks)
+    found = {
+        arm.label: NOTHING if arm.instead is None else arm.instead.fixed(arm.heads, arm.where)
+        for arm in arms.arms
+    }
+    return found, arms
 
 
 @dataclass(frozen=True)
@@ -109,14 +139,17 @@ class Point:
         )
 
 
-def decision_points(folder: RunFolder) -> list[Point]:
-    """The decision points of a folder's rollouts, in the order written.
+def decision_points(folder: RunFolder, ablated: bool = False) -> list[Point]:
+    """The decision points of a folder's rollouts of the whole model (`ablated`: and of ablated ones), as written.
 
     Raises:
         InputError: there is none.
     """
     steps = folder.rows("steps")
-    kept = steps[steps["harness"].isin(HARNESSES_READ) & (steps["change"] == "none")]
+    acted = steps["change"] == "none"
+    if ablated:
+        acted |= steps["change"].str.startswith("ablate")
+    kept = steps[steps["harness"].isin(HARNESSES_READ) & acted]
     found: list[Point] = []
     if len(kept):
         marked = per_step(kept)
@@ -150,18 +183,32 @@ def scored(
     points: Sequence[Point],
     wording: Wording,
     quiet: bool,
+    changes: Mapping[str, Intervention] = _UNCHANGED,
 ) -> None:
-    """Append the row of every decision point that is not there yet."""
+    """Append the row of every decision point under every ablation (label → intervention) that is not there yet."""
     for point in progress(points, len(points), "predict", quiet):
-        if point.row["id"] not in folder.done_ids("decisions"):
-            task = tasks[point.row["task_id"]]
-            folder.append("decisions", decision_row(engine, environment, task, point, wording))
+        for label, change in changes.items():
+            if decision_id(point, label) not in folder.done_ids("decisions"):
+                task = tasks[point.row["task_id"]]
+                row = decision_row(engine, environment, task, point, wording, label, change)
+                folder.append("decisions", row)
+
+
+def decision_id(point: Point, ablation: str) -> str:
+    """The id of a decision's row: the step's, with the label of the ablation behind it."""
+    return str(point.row["id"]) if ablation == UNABLATED else f"{point.row['id']}|{ablation}"
 
 
 def decision_row(
-    engine: Engine, environment: AgentEnvironment[Any], task: Task[Any], point: Point, wording: Wording
+    engine: Engine,
+    environment: AgentEnvironment[Any],
+    task: Task[Any],
+    point: Point,
+    wording: Wording,
+    ablation: str = UNABLATED,
+    change: Intervention = NOTHING,
 ) -> dict[str, Any]:
-    """What is known before a step and whether it repeats.
+    """What is known before a step, scored under an ablation (`change`), and whether it repeats.
 
     Raises:
         InputError: the prompt cannot be written again as it was: another version, template or problem file.
@@ -185,7 +232,9 @@ def decision_row(
     texts = [failed.action, *dict.fromkeys(golds)]
     asked = [("pre", text) for text in texts] + [("fail", text) for text in texts] + [("neut", failed.action)]
     end = (end_of_turn_id(model),)
-    queries = [Query(prompts[c].ids, action_ids(model, prompts[c], text).ids + end) for c, text in asked]
+    queries = [
+        Query(prompts[c].ids, action_ids(model, prompts[c], text).ids + end, change) for c, text in asked
+    ]
     shared = min(shared_length(model, opening), common_prefix([query.prompt[:-1] for query in queries]))
     answers = dict(zip(asked, engine.score(queries, shared), strict=True))
     logp = {question: _without_end(answer) for question, answer in answers.items()}
@@ -196,6 +245,7 @@ def decision_row(
             name: row[name]
             for name in ("id", "model", "env", "arm", "task_id", "template", "sample", "index")
         },
+        "id": decision_id(point, ablation),
         "failed_action": failed.action,
         "n_tokens": len(queries[0].action) - 1,
         "logp_pre": before,
@@ -212,6 +262,9 @@ def decision_row(
         "p_repeat_pre": _share([logp["pre", text] for text in texts]),
         "repeats": bool(row["canonical_repeat"]),
         "repeats_exact": row["raw"] == failed.action and row["stop"] == "end_of_turn",
+        "change": row["change"],
+        "ablation": ablation,
+        "step": row["id"],
     }
 
 
@@ -227,26 +280,34 @@ def _share(sums: Sequence[float]) -> float:
 
 
 def tables_of(decisions: pd.DataFrame, rng_for: RngFactory) -> dict[str, pd.DataFrame]:
-    """The tables predict and calibration; p_exact is judged by repeats to the letter, all else by canonical ones."""
-    points = decisions.astype({"repeats": int, "repeats_exact": int})
+    """The tables predict and calibration of every ablation, and predict_arms where there are two or more.
+
+    p_exact is judged by repeats to the letter, all else by canonical ones.
+    """
+    points = labelled(decisions.astype({"repeats": int, "repeats_exact": int}))
     exact = points.assign(repeats=points["repeats_exact"])
-    parts = {
-        "predict": [
-            predict_table(points, PREDICTORS, PROBABILITIES, rng_for),
-            predict_table(exact, ["p_exact"], ["p_exact"], rng_for),
-        ],
-        "calibration": [
-            calibration_table(points, PROBABILITIES, rng_for),
-            calibration_table(exact, ["p_exact"], rng_for),
-        ],
-    }
-    return {name: pd.concat(both, ignore_index=True) for name, both in parts.items()}
+    kinds = ((points, PREDICTORS, PROBABILITIES), (exact, ("p_exact",), ("p_exact",)))
+    parts: dict[str, list[pd.DataFrame]] = {"predict": [], "calibration": []}
+    for some, names, probable in kinds:
+        parts["predict"].append(by_arm(some, rng_for, _areas(names, probable)))
+        parts["calibration"].append(by_arm(some, rng_for, _curves(probable)))
+    if points["ablation"].nunique() > 1:
+        parts["predict_arms"] = [auc_differences(some, names, rng_for) for some, names, _ in kinds]
+    return {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}
+
+
+def _areas(names: Sequence[str], probable: Sequence[str]) -> ArmTable:
+    return lambda rows, rng_for: predict_table(rows, names, probable, rng_for)
+
+
+def _curves(probable: Sequence[str]) -> ArmTable:
+    return lambda rows, rng_for: calibration_table(rows, probable, rng_for)
 
 
 STUDY = Study(
     "predict",
     "whether G, copy and repeat probabilities before a step of a rollout tell that it repeats",
     "backfire predict --out runs/rollouts",
-    (*ON_MODEL, PROBLEMS, WORDING, ENGINE, OUT, QUIET),
+    (*ON_MODEL, PROBLEMS, WORDING, *ABLATING, ENGINE, OUT, QUIET),
     run,
 )

@@ -1,19 +1,20 @@
 """`backfire probe`: G, Δcopy and Δsem of every decision point, teacher-forced.
 
-items × conditions × candidates → scores.jsonl → measures.csv → summary.csv
+items × conditions × ablation arms × candidates → scores.jsonl → measures.csv → summary.csv, arms.csv
 """
 
 from __future__ import annotations
 
 import argparse
 
-from experiments.ablating import ABLATING, ablation
+from experiments.ablating import ABLATING
+from experiments.arms import ablation_arms, parse_arms
 from experiments.left_out import conditions_of, noted, of_candidates, of_conditions, write_left_out
 from experiments.measuring import derive, score_all
 from experiments.options import CONDITIONS, DELTA, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study
 from experiments.progress import progress
 from experiments.session import about_items, open_run, open_session
-from experiments.tables import meter_text, summary_text
+from experiments.tables import arms_text, meter_text, summary_text, whole_model
 from mech.capture import everything_names
 from mech.errors import InputError
 from mech.hooks import hook_point
@@ -47,34 +48,34 @@ def run(args: argparse.Namespace) -> Report:
     names = parse_conditions(args.conditions)
     if args.keep and args.cache is None:
         raise InputError("--keep says what to keep in the folder of --cache: name one.")
+    parse_arms(args)  # a mistake there costs nothing
     where = DISTRACTORS_IN if args.distractors == "measured" else None
     session = open_session(args)
     session = noted(
         session, [*of_conditions(session.items, names), *of_candidates(session.items, where is not None)]
     )
-    change = ablation(session, args)
+    arms = ablation_arms(session, args)
     model, wording = session.model, session.wording
     kinds = [kind for kind in args.keep.split(",") if kind]
     keep = [*sweep_names(model), *everything_names(model, *kinds)]
     points = model.bridge.hook_dict
     for name in keep:
         hook_point(points, name)  # an unknown name is refused before anything is run
-    with open_run(STUDY, args, model, {**about_items(session), **change.about}, change.derived) as folder:
-        score_all(
-            folder, session, lambda item: conditions_of(item, names), where, args.quiet, change.intervention
-        )
+    with open_run(STUDY, args, model, {**about_items(session), **arms.about}, arms.derived) as folder:
+        score_all(folder, session, lambda item: conditions_of(item, names), where, args.quiet, arms.arms)
         if args.cache is not None:
             kept = [name for name in KEPT_CONDITIONS if name in names]
             for item in progress(session.items, len(session.items), "keep", args.quiet):
                 for name in conditions_of(item, kept):
                     decision_run(session.engine, item, name, wording, keep)
-        summary = derive(folder, session, args.delta).summary
-        notes = write_left_out(folder, session)
+        tables = derive(folder, session, args.delta, arms.labels)
+        notes = [*write_left_out(folder, session), *arms.notes]
         meter = session.engine.meter
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
+        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, **arms.fitted})
     text = [
-        summary_text(summary),
-        *family_lines(summary, "headline"),
+        summary_text(whole_model(tables.summary)),
+        *arms_text(tables.arms),
+        *family_lines(tables.summary, "headline"),
         *notes,
         meter_text(meter.ran, meter.saved),
         f"written to {args.out}",

@@ -18,6 +18,7 @@ _Int = Annotated[int, Field(ge=-_LARGEST, le=_LARGEST)]
 _Count = Annotated[int, Field(ge=0, le=_LARGEST)]
 _Tokens = Annotated[int, Field(ge=1, le=_LARGEST)]
 _LogProb = Annotated[float, Field(le=0)]
+_Share = Annotated[float, Field(ge=0, le=1)]
 _Name = Annotated[str, Field(min_length=1)]
 _Heads = dict[Annotated[str, Field(pattern=r"^L\d{1,6}H\d{1,6}$")], float]
 _Parts = dict[Annotated[str, Field(pattern=r"^L\d{1,6}((H|KV)\d{1,6})?$")], float]
@@ -36,9 +37,13 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         **{name: _Name for name in ("model", "env", "item_id", "task_id", "condition", "candidate")},
         "logprob": _LogProb,
         "n_tokens": _Tokens,
-        "is_greedy": bool,
+        "is_greedy": bool | _Share,
         "end_logprob": NotRequired[_LogProb | None],
-        "end_is_argmax": NotRequired[bool | None],
+        "end_is_argmax": NotRequired[bool | _Share | None],
+        "ablation": NotRequired[_Name],
+        "n_draws": NotRequired[Annotated[int, Field(ge=2, le=_LARGEST)]],
+        "logprob_sd": NotRequired[Annotated[float, Field(ge=0)]],
+        "draws": NotRequired[dict[str, list[bool | float]]],
         "length_mismatch": NotRequired[_Int | None],
         "shared_tokens": NotRequired[float | None],
         "token_ids": NotRequired[list[_Count]],
@@ -117,6 +122,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
             name: float for name in ("logp_pre", "logp_fail", "G", "backfire_nats", "copy", "sem", "p_repeat")
         },
         **{"n_tokens": _Tokens, "repeats": bool, "repeats_exact": bool},
+        **{name: NotRequired[_Name] for name in ("change", "ablation", "step")},
     },
 }
 _CONFIG = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)

@@ -1,7 +1,8 @@
 """`backfire scaling`: the decomposition on many models, one folder each, then one table and G against size.
 
 RUN/MODEL/ is a whole decomposition run, resumed like any other; RUN/scaling.csv, scaling_fit.csv and summary.csv
-put them together. A named model that is done is not loaded again; models may be added to a run.
+put them together, and arms.csv where --ablate compares arms. A named model that is done is not loaded again; models may
+be added to a run.
 """
 
 from __future__ import annotations
@@ -9,20 +10,23 @@ from __future__ import annotations
 import argparse
 import gc
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from experiments import decompose_items
 from experiments.ablating import ABLATING
+from experiments.arms import parse_arms
 from experiments.options import ALLOW_SPECIAL, DELTA, DEVICE, DTYPE, ON_ITEMS, RUNNING, Option, Report, Study
 from experiments.progress import progress
 from experiments.records import config_hash, read_frame, read_run, recorded
 from experiments.session import open_folder, require_out
 from experiments.tables import frame_text
 from mech.errors import InputError
+from probes.ablation_arms import by_arm, labelled
 from probes.scaling import fit_scaling, scaling_table
 from probes.stats import corrected
 from probes.summaries import check_summary
@@ -42,6 +46,7 @@ def run(args: argparse.Namespace) -> Report:
     names = [name.strip() for name in args.models.split(",") if name.strip()]
     folders = folder_names(names)
     out = require_out(args)
+    parse_arms(args)  # a mistake there costs nothing
     with open_folder(STUDY, args) as folder:
         identities: dict[str, dict[str, Any]] = {}
         for name in progress(names, len(names), "models", args.quiet):
@@ -57,16 +62,36 @@ def run(args: argparse.Namespace) -> Report:
             identities[name] = entry["provenance"]["model"]
         summaries = [read_summary(out / folders[name]) for name in names]
         parameters = {one["name"]: float(one["n_parameters"]) for one in identities.values()}
-        table = scaling_table(summaries, parameters)
-        fits = fit_scaling(table)
+        summary = labelled(pd.concat(summaries, ignore_index=True))
+        table = by_arm(summary, no_streams, lambda some, _: scaling_table([some], parameters))
+        fits = by_arm(table, no_streams, lambda some, _: fit_scaling(some))
         folder.write_table("scaling", table)
         folder.write_table("scaling_fit", fits)
-        folder.write_table("summary", corrected(pd.concat(summaries, ignore_index=True)))
+        folder.write_table("summary", by_arm(summary, no_streams, lambda some, _: corrected(some)))
+        if any(has_arms(out / folders[name]) for name in names):
+            folder.write_table("arms", arms_of_models([out / folders[name] for name in names]))
         folder.finish({"models": identities})
     shown = table[table["measure"].isin(SHOWN)].pivot_table(
-        index=["env", "n_parameters", "model"], columns="measure", values="mean"
+        index=["env", "ablation", "n_parameters", "model"], columns="measure", values="mean", sort=False
     )
     return Report(f"{frame_text(shown.reset_index())}\n\n{frame_text(fits)}\nwritten to {out}")
+
+
+def no_streams(name: str) -> np.random.Generator:
+    """For tables that draw nothing; RuntimeError where one does."""
+    raise RuntimeError(f"A table of scaling asked for random numbers: {name}.")
+
+
+def has_arms(place: Path) -> bool:
+    """Whether a model's run compares ablation arms."""
+    return (place / "arms.csv").is_file()
+
+
+def arms_of_models(places: Sequence[Path]) -> pd.DataFrame:
+    """arms.csv of every model that has one, one below the other: the families are of one model each."""
+    return pd.concat(
+        [read_frame(place / "arms.csv") for place in places if has_arms(place)], ignore_index=True
+    )
 
 
 def folder_names(names: list[str]) -> dict[str, str]:
@@ -98,7 +123,8 @@ def read_summary(place: Path) -> pd.DataFrame:
     if not (place / "summary.csv").is_file():
         raise InputError(f"{place / 'summary.csv'} is gone: remove {place} and run the same command again.")
     table = read_frame(place / "summary.csv")
-    check_summary(table, str(place / "summary.csv"))
+    more = [name for name in ("ablation",) if name in table.columns]
+    check_summary(table, str(place / "summary.csv"), more)
     return table
 
 

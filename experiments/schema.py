@@ -6,6 +6,7 @@ tasks, or what --cluster names; `deff` is the design effect, `p_holm` p correcte
 (`probes.families`); p is empty where .05 could not be reached, and for shares and probabilities.
 `metric` is a name of `probes.contrast.FORMS`: logprob, margin, diverging, or one of them per token, in whose unit nats
 are then counted; a share divides by the same metric's difference.
+Tables of a probe end with `ablation`, the label of the ablation arm ("none": the whole model).
 """
 
 from __future__ import annotations
@@ -74,6 +75,13 @@ MANIPULATIONS = (
 # axis: position (level: decile 0 to 9 of the token's place in a×) or part (level: before, error, after);
 # mean: nats per item, summed over the tokens of that level.
 PROFILES = ("model", "env", "measure", "axis", "level", *_INTERVAL)
+# An ablation arm against the whole model (against: none) or an earlier arm, paired; removed: share of mean_against.
+# family: "ablation arms" or "arms against arms", of one model, environment and measure.
+ARMS = (
+    *("model", "env", "measure", "ablation", "against", "mean", "mean_against"),
+    *("difference", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm", "family_size", "family"),
+    *("removed", "removed_lo", "removed_hi"),
+)
 # shared_tokens: mean share of a×'s tokens in the call recorded in its place; empty where a× itself is recorded.
 LENGTH_MATCH = (
     *("model", "env", "condition", "n", "mean_mismatch", "max_abs_mismatch", "share_exact", "shared_tokens"),
@@ -322,13 +330,18 @@ PREDICT = (
     *("model", "env", "arm", "predictor", "auc", "ci_lo", "ci_hi", "n", "n_repeats", "n_clusters"),
     *("n_undefined", "n_dropped", "flagged", "brier", "ece"),
 )
+# auc: under the ablation; auc_whole: of the whole model, on the same points; the difference with its interval.
+PREDICT_ARMS = (
+    *("model", "env", "arm", "predictor", "ablation", "auc", "auc_whole", "difference", "ci_lo", "ci_hi"),
+    *("n", "n_repeats", "n_clusters", "n_dropped", "flagged"),
+)
 CALIBRATION = (
     *("model", "env", "arm", "predictor", "bin", "predicted", "observed", "ci_lo", "ci_hi"),
     *("n", "n_clusters"),
 )
 
-# Simulations of `probes.stats`: error (p at most .05 though the null holds), flips (of the sign-flip test alone),
-# attainable (what an exact test can reject), coverage of the 95 % interval, below and above: on which side it misses.
+# Simulations of `probes.stats`: error (p at most .05 under the null), attainable (what an exact test can reject),
+# both (and the interval excludes the truth), coverage of the 95 % interval, below and above: on which side it misses.
 CALIBRATE = (
     *("statistic", "population", "n_clusters", "simulations", "skew_items", "skew_clusters"),
     *("error", "flips", "attainable", "coverage", "below", "above", "width"),
@@ -380,6 +393,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "decomposition": DECOMPOSITION,
     "equivalence": EQUIVALENCE,
     "manipulations": MANIPULATIONS,
+    "arms": ARMS,
     "profiles": PROFILES,
     "length_match": LENGTH_MATCH,
     "scaling": SCALING,
@@ -398,5 +412,6 @@ TABLES: dict[str, tuple[str, ...]] = {
     "rollout_doses": ROLLOUT_DOSES,
     "survival": SURVIVAL,
     "predict": PREDICT,
+    "predict_arms": PREDICT_ARMS,
     "calibration": CALIBRATION,
 }

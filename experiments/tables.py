@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pandas as pd
 
+from probes.layout import UNABLATED
+
+ARM_MEASURES = (
+    *("G", "copy", "sem", "margin_shift", "p_repeat_pre", "p_repeat_fail"),
+    *("greedy_repeat_fail", "G_abstract"),
+)
+"""What is printed of an arm; arms.csv has every measure."""
 NAMES = {
     "G": "corrective gain G",
     "copy": "Δcopy",
@@ -25,6 +33,36 @@ def summary_text(summary: pd.DataFrame) -> str:
         ends = interval_text(row.ci_lo, row.ci_hi, 8)
         lines.append(f"{name:<28}{row.mean:>9.3f}   {ends}  {row.n} ({row.n_clusters})")
     return "\n".join(lines)
+
+
+def arms_text(arms: pd.DataFrame, measures: Sequence[str] = ARM_MEASURES) -> list[str]:
+    """Lines on each ablation arm against the whole model: the paired difference, its test, and the share removed."""
+    shown = arms[(arms["against"] == UNABLATED) & arms["measure"].isin(measures)]
+    lines: list[str] = []
+    for (env, label), group in shown.groupby(["env", "ablation"], sort=False):
+        lines += [
+            "",
+            f"ablation {label} against the whole model, {env} (p_holm: of {int(group['family_size'].max())} arms)",
+            f"{'measure':<28}{'whole':>9}{'ablated':>9}{'difference':>12}   95 % interval        p_holm   removed",
+        ]
+        ordered = group.set_index("measure").reindex(
+            [name for name in measures if name in set(group["measure"])]
+        )
+        for name, row in ordered.iterrows():
+            share = "" if pd.isna(row["removed"]) else f"{row['removed']:.2f}"
+            if share and not pd.isna(row["removed_lo"]):
+                share += " " + interval_text(row["removed_lo"], row["removed_hi"], digits=2)
+            lines.append(
+                f"{NAMES.get(str(name), str(name)):<28}{row['mean_against']:>9.3f}{row['mean']:>9.3f}"
+                f"{row['difference']:>12.3f}   {interval_text(row['ci_lo'], row['ci_hi'], 8)}"
+                f"{row['p_holm']:>9.3g}   {share}"
+            )
+    return lines
+
+
+def whole_model(table: pd.DataFrame) -> pd.DataFrame:
+    """The lines of the whole model in a table that has a column `ablation`."""
+    return table[table["ablation"] == UNABLATED]
 
 
 def interval_text(lo: float, hi: float, width: int = 0, digits: int = 3, sign: str = "") -> str:

@@ -1,8 +1,8 @@
 """Δcopy and Δsem by kind of failure: error family, operator, task template, step, whether the error quotes a×.
 
 Reads breakdown.csv: mean over the items of a level, nats per action, with its 95 % interval. A figure per
-environment (their levels have nothing in common), a row of panels per grouping, a column per model. Levels are
-sorted by Δcopy (mean over models), largest on top; steps by number. A grouping with a single level says what
+environment (their levels have nothing in common), a row of panels per grouping, a column per model or ablation arm.
+Levels are sorted by Δcopy (mean over models), largest on top; steps by number. A grouping with a single level says what
 `split_bars` says and is left out.
 """
 
@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 
 from figures import style
 from figures.layout import LINE, arms, fold, foot, limits, page_name, pages, row_height, rows_of, side_column
-from figures.load import MissingTable, read_table, refuse_doubles
+from figures.load import MissingTable, read_arms, refuse_doubles
 
 MEASURES = {"copy": ("Δcopy: a× stands in the transcript", style.COPY, "o", -0.15),
             "sem": ("Δsem: the message says it failed", style.SEM, "s", 0.15)}  # fmt: skip
@@ -67,7 +67,7 @@ def draw_by_family(run: Path) -> list[Path]:
     Raises:
         MissingTable: no grouping of Δcopy or Δsem has two levels in any environment.
     """
-    breakdown = read_table(run, "breakdown.csv")
+    breakdown = read_arms(run, "breakdown.csv")
     written: list[Path] = []
     for env in dict.fromkeys(breakdown["env"]):
         numbers = family_numbers(breakdown, env)

@@ -3,7 +3,7 @@
 Reads calibration.csv and predict.csv. Left: observed share of repeats against the mean predicted probability, in bins
 of equal numbers of decision points, with 95 % intervals; the diagonal is perfect calibration. Right: area under the ROC
 curve of every predictor as it stands; ½ is chance, and below it the predictor is low before repeats. A page a model,
-environment and arm.
+environment, arm and ablation under which the steps were scored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from figures import style
 from figures.layout import LINE, arms, fold, page_name, row_height, rows_of, side_column
-from figures.load import MissingTable, read_table, refuse_doubles
+from figures.load import MissingTable, read_arms, refuse_doubles
 
 _LOOKS = ((style.COPY, "o"), (style.SEM, "s"), ("#009E73", "^"), (style.TOTAL, "D"))
 _CELL = ["model", "env", "arm"]
@@ -44,7 +44,9 @@ def draw_calibration(run: Path) -> list[Path]:
     Raises:
         MissingTable: a table is missing, or no arm has both an area and a curve.
     """
-    numbers = calibration_numbers(read_table(run, "calibration.csv"), read_table(run, "predict.csv"))
+    numbers = calibration_numbers(
+        read_arms(run, "calibration.csv", "arm"), read_arms(run, "predict.csv", "arm")
+    )
     pages = [
         (key, rows)
         for key, rows in numbers.groupby(_CELL, sort=False)

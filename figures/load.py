@@ -89,7 +89,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 _TEXT = {
     *("model", "env", "measure", "item_id", "direction", "set", "kind", "by", "level", "condition", "axis"),
     *("group", "note", "site", "control", "quantity", "score", "statistic", "method", "controls"),
-    *("criterion", "test_set", "at", "from", "to", "role", "how", "arm", "metric", "predictor"),
+    *("criterion", "test_set", "at", "from", "to", "role", "how", "arm", "metric", "predictor", "ablation"),
     *("equivalent", "uses_task_data", "reached", "selected"),  # true, false or empty
     *("candidate", "unit", "found_in"),
 }
@@ -120,6 +120,8 @@ _READING: dict[str, Any] = {
     **{"keep_default_na": False, "na_values": [""]},
     **({"float_precision": "round_trip"} if _OLD_PANDAS else {}),
 }
+WHOLE_MODEL = "none"
+"""The label of the whole model in the column `ablation`."""
 DIRECTIONS = ("denoise", "noise")
 
 
@@ -189,6 +191,24 @@ def of_metric(table: pd.DataFrame, name: str, metric: str) -> pd.DataFrame:
     if rows.empty:
         raise MissingTable(f"{name} has no rows of the metric {metric}.")
     return rows
+
+
+def read_arms(run: Path, name: str, named: str = "model") -> pd.DataFrame:
+    """A table whose lines may be of several ablation arms, the label of each behind its name in the column `named`.
+
+    So a figure draws arms as it draws models (or environments): side by side, or a panel each. Lines of the whole model
+    keep their name, as do all lines of a table without the column `ablation`.
+
+    Raises:
+        MissingTable, FigureError: as `read_table`.
+    """
+    table = read_table(run, name)
+    if "ablation" not in table.columns:
+        return table
+    whole = table["ablation"].isna() | (table["ablation"] == WHOLE_MODEL)
+    return table.assign(
+        **{named: table[named].where(whole, table[named] + ", " + table["ablation"] + " ablated")}
+    )
 
 
 def _check_numbers(values: np.ndarray, name: str, column: str) -> None:

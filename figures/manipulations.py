@@ -4,8 +4,8 @@ Reads manipulations.csv: delta = mean over items of the paired L(condition) − 
 95 % interval; p after Holm's correction over all conditions of one model and environment; G of the condition
 itself. Equivalent means that the interval lies inside ±δ; δ is in equivalence.csv, where that is there.
 
-A panel per environment (down) and model (across). The conditions of an environment have one order in all its
-panels: by the mean of their deltas over models, the one that lowers log p(a×) most on top.
+A panel per environment (down) and model or ablation arm (across). The conditions of an environment have one order in
+all its panels: by the mean of their deltas over models, the one that lowers log p(a×) most on top.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from figures.layout import (
     side_column,
     span,
 )
-from figures.load import is_true, read_table, refuse_doubles
+from figures.load import is_true, read_arms, read_table, refuse_doubles
 
 ALPHA = 0.05
 _PER_PAGE = 3  # models across
@@ -71,7 +71,7 @@ def margin_text(run: Path) -> str:
 
 def draw_manipulations(run: Path) -> list[Path]:
     """Write the figure `manipulations` (and `manipulations_2`, … for more than three models)."""
-    numbers = manipulation_numbers(read_table(run, "manipulations.csv"))
+    numbers = manipulation_numbers(read_arms(run, "manipulations.csv"))
     written: list[Path] = []
     for index, page in enumerate(pages(list(dict.fromkeys(numbers["model"])), _PER_PAGE)):
         shown = numbers[numbers["model"].isin(page)]

@@ -2,7 +2,8 @@
 
 Reads profiles.csv, nats per item summed over the tokens of a level, with 95 % intervals. Left: the ten tenths
 of a×. Right: the tokens that a× shares with the reference action as a common prefix (before), the differing
-middle (error) and the common suffix (after). A row per model and environment.
+middle (error) and the common suffix (after). A row per model (or ablation arm)
+and environment.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from matplotlib.axes import Axes
 
 from figures import style
 from figures.layout import LINE, arms, count, handles_of, limits, page_name, pages
-from figures.load import FigureError, MissingTable, read_table, refuse_doubles
+from figures.load import FigureError, MissingTable, read_arms, refuse_doubles
 
 MEASURES = {"copy": ("Δcopy: a× stands in the transcript", style.COPY, "o", "-", ""),
             "sem": ("Δsem: the message says it failed", style.SEM, "s", "--", "///")}  # fmt: skip
@@ -56,7 +57,7 @@ def profile_numbers(profiles: pd.DataFrame) -> pd.DataFrame:
 
 def draw_profiles(run: Path) -> list[Path]:
     """Write the figure `profiles` (and `profiles_2`, … for more than four pairs of model and environment)."""
-    numbers = profile_numbers(read_table(run, "profiles.csv"))
+    numbers = profile_numbers(read_arms(run, "profiles.csv"))
     cells = [group for _, group in numbers.groupby(["model", "env"], sort=False)]
     written: list[Path] = []
     for index, page in enumerate(pages([str(i) for i in range(len(cells))], _PER_PAGE)):

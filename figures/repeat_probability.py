@@ -2,7 +2,8 @@
 
 Reads summary.csv. Left: p_repeat_pre → p_repeat_fail, the share of a× in the softmax over its candidates.
 Right: greedy_repeat_pre, _fail, _abstract, the share of items where greedy decoding begins with a×. Means over
-items with 95 % intervals; a row per model, a pair of panels per environment.
+items with 95 % intervals; a row per model or ablation arm, a pair of panels per
+environment.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from matplotlib.axes import Axes
 
 from figures import style
 from figures.layout import LINE, arms, fold, handles_of, row_height, rows_of, side_column, span
-from figures.load import MissingTable, read_table, refuse_doubles
+from figures.load import MissingTable, read_arms, refuse_doubles
 
 QUANTITIES = {"p_repeat": "normalised probability of a× among its candidates",
               "greedy_repeat": "share of items where greedy decoding begins with a×"}  # fmt: skip
@@ -50,7 +51,7 @@ def repeat_numbers(summary: pd.DataFrame) -> pd.DataFrame:
 
 def draw_repeat_probability(run: Path) -> list[Path]:
     """Write the figure `repeat_probability`; returns its three files."""
-    numbers = repeat_numbers(read_table(run, "summary.csv"))
+    numbers = repeat_numbers(read_arms(run, "summary.csv"))
     envs = list(dict.fromkeys(numbers["env"]))
     each = row_height((fold(model, _LABEL_WIDTH) for model in numbers["model"]), 0.4)
     heights = [0.62 + each * numbers.loc[numbers["env"] == env, "model"].nunique() for env in envs]

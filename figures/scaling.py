@@ -3,7 +3,8 @@
 Reads scaling.csv (mean of G per model and environment, with its 95 % interval) and, where it is there,
 scaling_fit.csv (least squares of G on log10 of the number of parameters). A line is drawn for a fit of at
 least three models: solid over the sizes that were measured, dashed from there to where it crosses zero. The
-bar on the zero line is the range of that crossing when each model is left out in turn.
+bar on the zero line is the range of that crossing when each model is left out in turn. Ablation arms have panels of
+their own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from matplotlib.transforms import offset_copy
 
 from figures import style
 from figures.layout import LINE, arms, count, fold, foot, limits
-from figures.load import MissingTable, read_table, refuse_doubles
+from figures.load import MissingTable, read_arms, refuse_doubles
 
 MIN_MODELS = 3
 COLUMNS = ("env", "model", "n_parameters", "mean", "ci_lo", "ci_hi", "n")
@@ -58,9 +59,9 @@ def drawn_fits(fits: pd.DataFrame) -> pd.DataFrame:
 
 def draw_scaling(run: Path) -> list[Path]:
     """Write the figure `scaling`, a panel per environment; its csv has the points, then the drawn fits."""
-    points = scaling_numbers(read_table(run, "scaling.csv"))
+    points = scaling_numbers(read_arms(run, "scaling.csv", "env"))
     fitted = (run / "scaling_fit.csv").is_file()
-    fits = read_table(run, "scaling_fit.csv") if fitted else pd.DataFrame(columns=list(FIT))
+    fits = read_arms(run, "scaling_fit.csv", "env") if fitted else pd.DataFrame(columns=list(FIT))
     lines = drawn_fits(fits)
     groups = [(env, group) for env, group in points.groupby("env", sort=False)]
     looks = _looks(points)

@@ -1,6 +1,7 @@
 """Δcopy and Δsem side by side, with intervals, and their sum −G: how much of the inversion is the string.
 
-Reads summary.csv: mean and 95 % interval of the measures copy, sem and G, nats per action; −G = Δcopy + Δsem.
+Reads summary.csv: mean and 95 % interval of the measures copy, sem and G, nats per action; −G = Δcopy + Δsem. A row
+a model, and one for each of its ablation arms.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from matplotlib.patches import Patch
 
 from figures import style
 from figures.layout import fold, foot
-from figures.load import MissingTable, read_table
+from figures.load import MissingTable, read_arms
 
 MEASURES = ("copy", "sem", "G")
 _BAR = 0.30
@@ -47,7 +48,7 @@ def split_numbers(summary: pd.DataFrame) -> pd.DataFrame:
 
 def draw_split_bars(run: Path) -> list[Path]:
     """Write the figure `split_bars`; returns its three files."""
-    numbers = split_numbers(read_table(run, "summary.csv"))
+    numbers = split_numbers(read_arms(run, "summary.csv"))
     envs = list(dict.fromkeys(numbers["env"]))
     models = list(dict.fromkeys(numbers["model"]))
     n_across = min(2, len(envs))

@@ -38,6 +38,11 @@ MAX_NODES = 640
 """Nodes in one packed row: more share the matrix products better, but attention in the row grows with the square."""
 
 
+KEPT_TRUNKS = 4
+KEPT_BYTES = 500_000_000
+"""Trunks that stay in memory: so many, and more while they fit. An ablation at all positions has trunks of its own."""
+
+
 @dataclass
 class Engine:
     """Answers queries about one model; the only state is what may be kept: trunks in memory, runs in a store.
@@ -73,10 +78,11 @@ class Engine:
         )
 
     def trunk(self, tokens: Sequence[int], intervention: Intervention = NOTHING) -> Trunk:
-        """Keys and values of a prefix under the intervention's all-position edits; the last few stay in memory."""
+        """Keys and values of a prefix under the intervention's all-position edits; those used last stay in memory."""
         everywhere = intervention.everywhere
         key = (tuple(tokens), everywhere.fingerprint)
         if key in self._trunks:
+            self._trunks[key] = self._trunks.pop(key)  # used last
             return self._trunks[key]
         if not tokens:
             return Trunk(*key)
@@ -89,9 +95,9 @@ class Engine:
             self.meter.ran += 1
             trunk = packed.grow(self.model, Trunk((), key[1]), key[0], everywhere)
             self._put("trunk", about, _named(keys=trunk.keys, values=trunk.values))
-        while len(self._trunks) >= 4:
-            self._trunks.pop(next(iter(self._trunks)))
         self._trunks[key] = trunk
+        while len(self._trunks) > KEPT_TRUNKS and sum(map(_bytes, self._trunks.values())) > KEPT_BYTES:
+            self._trunks.pop(next(iter(self._trunks)))
         return trunk
 
     def require_sites(self, sites: Iterable[Site]) -> None:
@@ -274,6 +280,10 @@ class Engine:
 
 def _sites(queries: Sequence[Query]) -> set[Site]:
     return {edit.site for query in queries for edit in query.intervention.without_cuts}
+
+
+def _bytes(trunk: Trunk) -> int:
+    return sum(tensor.nbytes for tensor in (*trunk.keys, *trunk.values))
 
 
 def _touched(untouched: int, shared: int) -> str:

@@ -43,7 +43,8 @@ class Family:
     """Tests that are corrected together.
 
     name: how reports call it; table: the file in a run folder; null: what each test's null says; within: columns whose
-    combinations are families of their own, beside `READ_ALONE`; rows: which rows are tests (all, if None).
+    combinations are families of their own, beside `READ_ALONE`; rows: which rows are tests (all, if None); across:
+    columns of `READ_ALONE` whose values are what the tests compare, and do not part the family.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Family:
     null: str
     within: tuple[str, ...] = ()
     rows: Callable[[pd.DataFrame], pd.Series] | None = None
+    across: tuple[str, ...] = ()
 
 
 def _where(column: str, *values: object) -> Callable[[pd.DataFrame], pd.Series]:
@@ -75,7 +77,7 @@ FAMILIES: dict[str, Family] = {
         Family("headline", "summary", "the mean of G is 0", (), _where("measure", HEADLINE)),
         Family("manipulations", "manipulations", _NO_CHANGE, ("model", "env")),
         Family("orders", "decomposition", "the contrast of conditions is 0", ("model", "env")),
-        Family("arms", "arms", _NO_CHANGE, ("model", "env", "measure")),
+        Family("arms", "arms", _NO_CHANGE, ("model", "env", "measure", "family"), None, ("ablation",)),
         Family("ablated decomposition", "arm_decomposition", _NO_CHANGE, ("model", "env", "quantity")),
         Family("carried", "carried", _BY_CHANCE, ("env",)),
         Family("knockout", "knockout", _BY_CHANCE, ("sources",)),
@@ -169,7 +171,8 @@ def family_lines(table: pd.DataFrame, family_name: str) -> list[str]:
 
 def _groups(table: pd.DataFrame, family: Family) -> dict[tuple[str, ...], np.ndarray]:
     """Key → the places of the rows that are corrected together; an empty cell is a key like any other."""
-    columns = [*family.within, *(name for name in READ_ALONE if name in table.columns)]
+    alone = [name for name in READ_ALONE if name in table.columns and name not in family.across]
+    columns = [*family.within, *alone]
     if not columns:
         return {(): np.arange(len(table))}
     keys = table[list(dict.fromkeys(columns))].astype(object).where(lambda part: part.notna(), "").astype(str)

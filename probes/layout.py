@@ -14,6 +14,8 @@ from mech.errors import InputError
 
 KEYS = ("model", "env", "item_id", "task_id")
 VALUES = ("logprob", "n_tokens", "is_greedy")
+UNABLATED = "none"
+"""The label of the whole model in the column `ablation`."""
 CANDIDATES = ("failed", "gold", "distractor0", "distractor1")
 _WIDE = ("logprob", "is_greedy", "end_logprob", "end_is_argmax")  # in the order of the fields of Scores
 
@@ -111,7 +113,7 @@ def check_rows(rows: pd.DataFrame, keys: list[str]) -> None:
     doubled = rows.duplicated([column for column in needed if column != "task_id"])
     if doubled.any():
         raise InputError(f"Score row {_first(rows, doubled)} stands twice.")
-    items = [column for column in keys if column not in ("task_id", "ablation")]
+    items = [column for column in keys if column not in ("task_id", "ablation", "draw")]
     tasks = rows.groupby(items)["task_id"].nunique()
     if (tasks > 1).any():
         raise InputError(f"Item {tasks.idxmax()[2]} belongs to two tasks.")

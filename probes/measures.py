@@ -31,15 +31,21 @@ and Lref(c) that of the reference action ("gold").
                                       item has no reference, Lref is its distractors' mean, where those are scored
 
 A measure whose scores are not all there is left out for that item. Nothing missing counts as zero.
+
+Under an ablation that is drawn anew (resample) an item has scores of several draws: every measure is taken of each
+draw, and its value is the mean over them, `draw_sd` their standard deviation. The mean of a repeat probability over
+draws is not the repeat probability of the mean log-probabilities.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from mech.errors import InputError
 from probes.conditions import MANIPULATIONS
 from probes.layout import CANDIDATES, KEYS, Scores, by_item, check_rows
 
@@ -226,7 +232,8 @@ def measure(rows: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns model, env, item_id, task_id, measure, value (and ablation, if given), sorted by item
-        and then in the order of `DEFINITIONS`, whatever the order of the rows.
+        and then in the order of `DEFINITIONS`, whatever the order of the rows. Where rows hold draws (`draws`: score
+        by draw), also n_draws and draw_sd, empty for what was not drawn.
 
     Raises:
         InputError: a column or a key is missing, a score stands twice, a log-probability is positive
@@ -234,7 +241,14 @@ def measure(rows: pd.DataFrame) -> pd.DataFrame:
         RuntimeError: one of IDENTITIES fails on an item.
     """
     keys = [*KEYS, *(["ablation"] if "ablation" in rows.columns else [])]
+    if "draws" in rows.columns and rows["draws"].notna().any():
+        return _over_draws(rows, keys)
     check_rows(rows, keys)
+    return _measured(rows, keys)
+
+
+def _measured(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """`measure` of checked rows of one score each; `keys` may hold the draw."""
     scores = by_item(rows, keys)
     wide = pd.DataFrame({name: define(scores) for name, define in DEFINITIONS.items()})
     wide.columns.name = "measure"
@@ -245,6 +259,42 @@ def measure(rows: pd.DataFrame) -> pd.DataFrame:
     long = long.sort_values([*keys, "measure"], ignore_index=True).astype({"measure": str})
     check_identity(long)
     return long[[*COLUMNS, *keys[len(KEYS) :]]]
+
+
+def _over_draws(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """`measure` of rows some of which hold draws: taken draw by draw, then the mean and SD over an item's draws.
+
+    Raises:
+        InputError: as `measure`, or two rows of an item and arm have unequal numbers of draws.
+    """
+    several = rows["draws"].notna()
+    means = [measure(rows[~several].drop(columns="draws"))] if (~several).any() else []
+    single = [_one_draw(row) for row in rows[several].to_dict("records")]
+    drawn = pd.DataFrame([line for lines in single for line in lines])
+    counts = drawn.groupby([*keys, "condition", "candidate"])["draw"].nunique()
+    of_item = counts.groupby(level=keys).agg(["min", "max"])
+    uneven = of_item.index[of_item["min"] != of_item["max"]]
+    if len(uneven):
+        raise InputError(f"The rows of {uneven[0][2]} under one arm have unequal numbers of draws.")
+    check_rows(drawn, [*keys, "draw"])
+    long = _measured(drawn, [*keys, "draw"])
+    values = long.groupby([*keys, "measure"], sort=False)["value"]
+    means.append(
+        values.mean().to_frame().assign(n_draws=values.size(), draw_sd=values.std(ddof=1)).reset_index()
+    )
+    both = pd.concat(means, ignore_index=True)
+    both["measure"] = pd.Categorical(both["measure"], list(DEFINITIONS))
+    both = both.sort_values([*keys, "measure"], ignore_index=True).astype({"measure": str})
+    return both[[*COLUMNS, *keys[len(KEYS) :], "n_draws", "draw_sd"]]
+
+
+def _one_draw(row: Mapping[Hashable, Any]) -> list[dict[Hashable, Any]]:
+    """A row of several draws as one row a draw."""
+    names = list(row["draws"])
+    return [
+        {**row, **dict(zip(names, values, strict=True)), "draws": None, "draw": draw}
+        for draw, values in enumerate(zip(*row["draws"].values(), strict=True))
+    ]
 
 
 def check_identity(long: pd.DataFrame) -> None:

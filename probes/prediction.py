@@ -27,6 +27,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.stats import rankdata
 
 from mech.errors import InputError
+from probes.layout import UNABLATED
 from probes.stats import (
     MAX_DROPPED,
     MIN_CLUSTERS,
@@ -44,6 +45,10 @@ _GROUP = ("model", "env", "arm")
 PREDICT = (
     *(*_GROUP, "predictor", "auc", "ci_lo", "ci_hi", "n", "n_repeats", "n_clusters"),
     *("n_undefined", "n_dropped", "flagged", "brier", "ece"),
+)
+PREDICT_ARMS = (
+    *(*_GROUP, "predictor", "ablation", "auc", "auc_whole", "difference", "ci_lo", "ci_hi"),
+    *("n", "n_repeats", "n_clusters", "n_dropped", "flagged"),
 )
 _BIN = ("bin", "predicted", "observed", "ci_lo", "ci_hi", "n", "n_clusters")
 CALIBRATION = (*_GROUP, "predictor", *_BIN)
@@ -212,6 +217,65 @@ def predict_table(
             counts = (found.n, found.n_repeats, found.n_clusters, len(rows) - len(known), found.n_dropped)
             lines.append((*group, name, found.auc, found.lo, found.hi, *counts, found.flagged, *errors))
     return pd.DataFrame(lines, columns=list(PREDICT))
+
+
+def auc_differences(
+    points: pd.DataFrame, predictors: Sequence[str], rng_for: RngFactory, n_draws: int = N_DRAWS
+) -> pd.DataFrame:
+    """The AUC of each predictor taken under an ablation less that of the whole model, on the same decision points.
+
+    Both AUCs of a draw are of the same clusters, so what is common to the two cancels.
+
+    Args:
+        points: as `predict_table`, with step (what both have in common) and ablation ("none": the whole model).
+        predictors: columns to judge; over the points that have it under both.
+        rng_for: gives the streams `predict_arms/MODEL/ENV/ARM/PREDICTOR/ABLATION`.
+        n_draws: bootstrap draws.
+
+    Returns:
+        The columns of PREDICT_ARMS; no interval (flagged) where `clustered_auc` has none.
+
+    Raises:
+        InputError: a column is missing, or as `clustered_auc`.
+    """
+    _require(points, [*predictors, "step", "ablation"])
+    lines = []
+    for group, rows in points.groupby(list(_GROUP), sort=False):
+        whole = rows[rows["ablation"] == UNABLATED].set_index("step")
+        for label, changed in rows[rows["ablation"] != UNABLATED].groupby("ablation", sort=False):
+            other = changed.set_index("step")
+            for name in predictors:
+                both = pd.DataFrame({"one": other[name], "zero": whole[name]}).dropna()
+                about = whole.loc[both.index]
+                rng = rng_for("/".join(("predict_arms", *map(str, group), name, str(label))))
+                found = _auc_difference(both, about["repeats"], about["task_id"], rng, n_draws)
+                lines.append((*group, name, label, *found))
+    return pd.DataFrame(lines, columns=list(PREDICT_ARMS))
+
+
+def _auc_difference(
+    both: pd.DataFrame, labels: pd.Series, clusters: pd.Series, rng: np.random.Generator, n_draws: int
+) -> tuple[float | int | bool, ...]:
+    """auc, auc_whole, difference, ci_lo, ci_hi, n, n_repeats, n_clusters, n_dropped, flagged of one line."""
+    codes, n_clusters = cluster_codes(clusters, len(both))
+    columns = [_checked(both[name], labels) for name in ("one", "zero")]
+    repeats = columns[0][1]
+    areas = [auc(numbers, repeats) for numbers, _ in columns]
+    head = (*areas, areas[0] - areas[1])
+    counts = (len(both), int(repeats.sum()), n_clusters)
+    if math.isnan(head[2]) or n_clusters < MIN_CLUSTERS:
+        return (*head, math.nan, math.nan, *counts, 0, True)
+    sizes = np.stack([np.bincount(codes[mark], minlength=n_clusters) for mark in (repeats, ~repeats)], axis=1)
+    weights = draw_clusters(n_clusters, rng, n_draws)
+    pairs = (weights @ sizes).prod(axis=1)
+    won = [_won_pairs(numbers, repeats, codes, n_clusters) for numbers, _ in columns]
+    wins = ((weights @ (won[0] - won[1])) * weights).sum(axis=1)
+    draws = wins[pairs > 0] / pairs[pairs > 0]
+    n_dropped = n_draws - len(draws)
+    if n_dropped > MAX_DROPPED * n_draws:
+        return (*head, math.nan, math.nan, *counts, n_dropped, True)
+    lo, hi = percentile_ends(draws, n_clusters, 0.95)
+    return (*head, lo, hi, *counts, n_dropped, bool(np.ptp(draws) <= 1e-12))
 
 
 def calibration_table(

@@ -12,9 +12,12 @@ for bit the same in any order.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from mech.chat import Action, Message, Rendering, action_ids, end_of_turn_id, text_ids
 from mech.engine import Engine, Run
@@ -26,6 +29,7 @@ from mech.queries import Query, Score
 from mech.trie import common_prefix
 from probes import conditions
 from probes.items import QUOTES, Item
+from probes.layout import UNABLATED
 from probes.record import rendered, spans, system_length
 from probes.wording import Wording
 
@@ -47,7 +51,9 @@ class Ask:
     `ended`: the query's last token is the end of the turn. `length_mismatch`: by how many tokens the prompt is longer
     than the one it was to be as long as; None for a condition that is as long as it is. `shared_tokens`: the share of
     the failed action's tokens that the call recorded in its place has too; None where none is. `notes`: the
-    rendering's, what the action spells, and how a record of the action differs from it.
+    rendering's, what the action spells, and how a record of the action differs from it. `ablation`: the label of the
+    ablation arm that the query belongs to, "none" for the whole model. `draws`: the interventions of an arm that is
+    drawn anew (resample ablation), one a draw; empty where there is one, the query's.
     """
 
     item: Item
@@ -60,11 +66,37 @@ class Ask:
     length_mismatch: int | None = None
     shared_tokens: float | None = None
     notes: tuple[str, ...] = ()
+    ablation: str = UNABLATED
+    draws: tuple[Intervention, ...] = ()
 
     @property
     def id(self) -> str:
         """The id of the row that answers it."""
-        return f"{self.item.item_id}|{self.condition}|{self.candidate}"
+        return row_id(self.item.item_id, self.condition, self.candidate, self.ablation)
+
+    @property
+    def queries(self) -> list[Query]:
+        """All that is asked for one row: the query, or one a draw."""
+        if not self.draws:
+            return [self.query]
+        return [Query(self.query.prompt, self.query.action, one) for one in self.draws]
+
+    @property
+    def fingerprint(self) -> str:
+        """The intervention's, or a hash over those of its draws, in their order."""
+        if not self.draws:
+            return self.query.intervention.fingerprint
+        return hashlib.sha256("".join(one.fingerprint for one in self.draws).encode()).hexdigest()
+
+    def under(self, ablation: str, interventions: Sequence[Intervention]) -> Ask:
+        """The same question under an ablation arm, which has one intervention or several draws of one.
+
+        Raises:
+            InputError: an intervention names a position that the sequence does not have.
+        """
+        query = Query(self.query.prompt, self.query.action, interventions[0])
+        draws = tuple(interventions) if len(interventions) > 1 else ()
+        return replace(self, query=query, ablation=ablation, draws=draws)
 
     @property
     def prompt_sha256(self) -> str:
@@ -174,6 +206,11 @@ def _record_notes(
     return tuple(dict.fromkeys(notes))
 
 
+def row_id(item_id: str, condition: str, candidate: str, ablation: str = UNABLATED) -> str:
+    """The id of a score row; the arm ends it, except that of the whole model."""
+    return "|".join((item_id, condition, candidate, *([] if ablation == UNABLATED else [ablation])))
+
+
 def scored(item: Item, name: str, distractors_in: Sequence[str] | None = None) -> list[str]:
     """The candidates scored under a condition: all, less the distractors where `distractors_in` leaves it out."""
     spared = distractors_in is not None and name not in distractors_in
@@ -196,19 +233,61 @@ def score_item(
         FloatingPointError: a logit is not finite.
     """
     questions = asks(engine.model, item, names, wording, candidates, intervention, distractors_in, True)
-    prompts = [ask.query.prompt[:-1] for ask in questions]
-    shared = min(system_length(engine.model, item), common_prefix(prompts))
-    scores = engine.score([ask.query for ask in questions], shared)
-    return [score_row(engine.model, ask, score) for ask, score in zip(questions, scores, strict=True)]
+    return score_asks(engine, item, questions)
 
 
-def score_row(model: Model, ask: Ask, score: Score) -> dict[str, Any]:
-    """One answer as a plain row: identities, sums, counts, and the log-probability (nats) of every token."""
+def score_asks(engine: Engine, item: Item, questions: Sequence[Ask]) -> list[dict[str, Any]]:
+    """Rows of questions about one item, of one arm or of several, scored in packed rows over its system prompt.
+
+    Questions whose interventions agree at all positions share packed rows, so the arms that act at the action
+    positions alone share the prompts; give such arms condition by condition, for neighbours are packed together.
+
+    Raises:
+        FloatingPointError: a logit is not finite.
+    """
+    queries = [query for ask in questions for query in ask.queries]
+    shared = min(
+        system_length(engine.model, item),
+        common_prefix([query.prompt[:-1] for query in queries]),
+        *(query.untouched for query in queries),
+    )
+    scores = iter(engine.score(queries, shared))
+    return [score_row(engine.model, ask, *(next(scores) for _ in ask.queries)) for ask in questions]
+
+
+def score_row(model: Model, ask: Ask, *scores: Score) -> dict[str, Any]:
+    """One answer as a plain row: identities, sums, counts, and the log-probability (nats) of every token.
+
+    Under an arm of several draws (`scores` has one answer a draw) log-probabilities are means over the draws,
+    `is_greedy` and `end_is_argmax` are the share of draws, `n_argmax_match` is a mean, `logprob_sd` the standard
+    deviation of the sum between draws, and `draws` holds what each draw gave: measures are taken draw by draw
+    (`probes.measures`), because a mean over draws of a repeat probability is not that of the mean log-probability.
+    """
     length = len(ask.query.action) - ask.ended
-    action = Score(score.logprobs[:length], score.argmax[:length])
+    actions = [Score(score.logprobs[:length], score.argmax[:length]) for score in scores]
+    action, several = actions[0], len(actions) > 1
     end: dict[str, Any] = {"end_logprob": None, "end_is_argmax": None}
     if ask.ended:
-        end = {"end_logprob": float(score.logprobs[length]), "end_is_argmax": bool(score.argmax[length])}
+        ends = [(float(score.logprobs[length]), bool(score.argmax[length])) for score in scores]
+        end = dict(zip(("end_logprob", "end_is_argmax"), ends[0], strict=True))
+    drawn: dict[str, Any] = {}
+    if several:
+        action = Score(np.mean([one.logprobs for one in actions], axis=0), action.argmax)
+        drawn = {
+            "n_argmax_match": float(np.mean([one.n_argmax_match for one in actions])),
+            "is_greedy": float(np.mean([one.is_greedy for one in actions])),
+            "n_draws": len(actions),
+            "logprob_sd": float(np.std([one.total for one in actions], ddof=1)),
+            "draws": {
+                "logprob": [one.total for one in actions],
+                "is_greedy": [one.is_greedy for one in actions],
+            },
+        }
+        if ask.ended:
+            drawn["end_logprob"] = math.fsum(one for one, _ in ends) / len(ends)
+            drawn["end_is_argmax"] = sum(best for _, best in ends) / len(ends)
+            drawn["draws"]["end_logprob"] = [one for one, _ in ends]
+            drawn["draws"]["end_is_argmax"] = [best for _, best in ends]
     return {
         "id": ask.id,
         "model": model.identity.name,
@@ -230,6 +309,8 @@ def score_row(model: Model, ask: Ask, score: Score) -> dict[str, Any]:
         "boundary_merged": ask.boundary_merged,
         "notes": [*ask.notes, *model.length_notes(len(ask.query.tokens))],
         **attributes(ask.item),
+        "ablation": ask.ablation,
+        **drawn,
     }
 
 
@@ -238,7 +319,7 @@ def question(ask: Ask) -> dict[str, Any]:
     return {
         "token_ids": list(ask.query.action[: len(ask.query.action) - ask.ended]),
         "prompt_sha256": ask.prompt_sha256,
-        "intervention": ask.query.intervention.fingerprint,
+        "intervention": ask.fingerprint,
     }
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from mech.errors import InputError
+from probes.layout import UNABLATED
 
 KEYS = ("model", "env", "measure")
 NUMBERS = ("mean", "ci_lo", "ci_hi", "n", "n_clusters")
@@ -19,7 +20,8 @@ def check_summary(table: pd.DataFrame, what: str, more_keys: Sequence[str] = ())
     Args:
         table: a summary, or another table with its columns from `model` to `n_clusters`.
         what: the table's name in a refusal: "The summary".
-        more_keys: columns that tell lines of one model, environment and measure apart.
+        more_keys: columns that tell lines of one model, environment and measure apart. Of a summary with ablation
+            arms only the lines of the whole model are read, unless `ablation` is among these.
 
     Returns:
         The keys, mean, ci_lo, ci_hi, n and n_clusters.
@@ -32,6 +34,8 @@ def check_summary(table: pd.DataFrame, what: str, more_keys: Sequence[str] = ())
     missing = [column for column in columns if column not in table.columns]
     if missing:
         raise InputError(f"{what} lacks the columns {', '.join(missing)}.")
+    if "ablation" in table.columns and "ablation" not in keys:
+        table = table[table["ablation"].fillna(UNABLATED) == UNABLATED]
     checked = table[columns].reset_index(drop=True)
     for column in columns:
         empty = checked[column].isna()

@@ -38,12 +38,13 @@ def test_rows_under_an_ablation_are_those_of_the_intervention(shell: Shell) -> N
         for item in ITEMS[:3]
         for row in score_item(engine, item, CORE, load_wording(), None, change, DISTRACTORS_IN)
     ]
-    found = shell.lines("scores")
-    assert [row["id"] for row in found] == [row["id"] for row in rows]
+    arm = "L0H1+L1H3@zero"
+    found = [row for row in shell.lines("scores") if row["ablation"] == arm]
+    assert [row["id"] for row in found] == [f"{row['id']}|{arm}" for row in rows]
     assert {row["intervention"] for row in found} == {change.fingerprint}
     for one, other in zip(found, rows, strict=True):
         assert abs(one["logprob"] - other["logprob"]) <= NATS
-    about = shell.about("probe")["provenance"]["ablated"]
+    about = shell.about("probe")["provenance"]["ablations"][arm]
     assert about["heads"] == HEADS and about["sha256"] == HeadSet.parse(HEADS).sha256
 
 
@@ -60,6 +61,8 @@ def test_every_way_of_ablating_agrees_with_full_forwards_and_changes_the_rows(
     assert [row["id"] for row in rows] == [row["id"] for row in slow]
     for one, other in zip(rows, slow, strict=True):
         assert abs(one["logprob"] - other["logprob"]) <= NATS
+    assert rows[: len(clean)] == clean
+    rows = rows[len(clean) :]
     assert (
         max(abs(one["logprob"] - other["logprob"]) for one, other in zip(rows, clean, strict=True))
         > 10 * NATS
@@ -68,14 +71,21 @@ def test_every_way_of_ablating_agrees_with_full_forwards_and_changes_the_rows(
 
 def test_scaling_by_one_gives_the_clean_measures(shell: Shell) -> None:
     shell.ran("probe", "--ablate", HEADS, "--how", "scale", "--alpha", "1")
+    both = shell.table("measures")
+    whole, arm = (both[both["ablation"] == name]["value"].tolist() for name in ("none", "L0H1+L1H3@scale1"))
+    assert whole == arm
     shell.ran("probe", out="clean")
-    assert shell.path("measures.csv").read_bytes() == shell.path("measures.csv", "clean").read_bytes()
+    assert whole == shell.table("measures", "clean")["value"].tolist()
 
 
-def test_rows_of_two_ablations_never_share_a_folder(shell: Shell) -> None:
+def test_a_study_takes_the_arms_that_another_left_and_refuses_others_of_their_name(shell: Shell) -> None:
     shell.ran("probe", "--ablate", HEADS, "--how", "zero")
     kept = shell.path("scores.jsonl").read_bytes()
-    shell("decomposition").sentence("another prompt, action or ablation", "choose another --out")
+    ranked = ["--ablate", "top:2", "--how", "zero", "--conditions", "fail_echo"]
+    shell.ran("manipulations", *ranked, out="ranked")
+    shell("decomposition", *ranked[:4], "--by", "copying", out="ranked").sentence(
+        "another prompt, action or ablation", "choose another --out"
+    )
     shell("probe", "--ablate", "L0H1", "--how", "zero").sentence("other settings", "ablate")
     assert shell.path("scores.jsonl").read_bytes() == kept
     shell.ran("decomposition", "--ablate", HEADS, "--how", "zero")

@@ -309,15 +309,22 @@ def test_an_entry_that_says_it_is_of_something_else_is_refused_by_name(
     assert fresh.meter == Meter(ran=0, saved=1)
 
 
-def test_trunks_in_memory_are_few_and_right(tiny_folder: FolderFactory) -> None:
+@pytest.mark.parametrize(("kept_bytes", "n_kept", "n_again"), [(0, 4, 5), (10**9, 5, 0)])
+def test_trunks_in_memory_are_few_and_right(
+    kept_bytes: int, n_kept: int, n_again: int, tiny_folder: FolderFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four, or as many as fit: then no trunk is run twice."""
+    monkeypatch.setattr("mech.engine.KEPT_BYTES", kept_bytes)
     engine = Engine(tiny_model(tiny_folder, "llama"))
     kinds = [NOTHING, *(scale_heads(HEADS, alpha, "all") for alpha in (0.0, 0.2, 0.4, 0.6))]
     queries = [Query(LEFT, ACTION, kind) for kind in kinds]
     scores = [engine.score([query], len(STEM)) for query in queries]
-    assert len(engine._trunks) == 4
+    assert len(engine._trunks) == n_kept
+    before = engine.meter.ran
     again = [engine.score([query], len(STEM)) for query in queries]
     for one, other in zip(scores, again, strict=True):
         assert_bits(one, other)
+    assert engine.meter.ran - before == len(kinds) + n_again
     assert len({score[0].total for score in scores}) == len(kinds)
 
 
