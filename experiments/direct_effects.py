@@ -110,10 +110,12 @@ def long_direct(rows: pd.DataFrame) -> pd.DataFrame:
             for metric, parts in total.items():
                 known = [row["item_id"], row["task_id"], row["direction"], metric, deltas[metric], kind]
                 for name, value in parts.items():
-                    place = [int(name), None]
+                    place: list[int | None]
                     if kind == "head":
                         head = Head.parse(name)
                         place = [head.layer, head.head]
+                    else:
+                        place = [int(name), None]
                     lines.append([*known, *place, value, direct[metric][name]])
     known_columns = ["item_id", "task_id", "direction", "metric", "delta", "kind", "layer", "head"]
     return pd.DataFrame(lines, columns=[*known_columns, "total_nats", "direct_nats"])

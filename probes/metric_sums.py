@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from mech.errors import InputError
 from mech.queries import Score
 from probes.contrast import FORMS, Contrast
 
 FAILED, DIVERGING = "failed", "diverging"
 
 Sums = dict[str, float]
+_Value = TypeVar("_Value")
 
 
 def sums_of(contrast: Contrast, candidate: str, score: Score) -> Sums:
@@ -58,23 +60,27 @@ def token_counts(contrast: Contrast, lengths: Mapping[str, int]) -> dict[str, in
 
 
 def weights(n_tokens: Mapping[str, int]) -> dict[str, Sums]:
-    """Metric → sum → its weight, of every metric that is defined, in the order of FORMS."""
+    """Metric → sum → its weight, of every metric that is defined, in the order of FORMS.
+
+    Raises:
+        InputError: a sum has no token count: the row is damaged.
+    """
     references = [name for name in n_tokens if name not in (FAILED, DIVERGING)]
-    n = n_tokens[FAILED]
+    n = _of(n_tokens, FAILED)
     found: dict[str, Sums] = {"logprob": {FAILED: 1.0}, "logprob_per_token": {FAILED: 1 / n}}
     if references:
         share = 1 / len(references)
         found["margin"] = {FAILED: 1.0, **dict.fromkeys(references, -share)}
         found["margin_per_token"] = {FAILED: 1 / n, **{name: -share / n_tokens[name] for name in references}}
         found["diverging"] = {DIVERGING: 1.0}
-        found["diverging_per_token"] = {DIVERGING: 1 / n_tokens[DIVERGING]}
+        found["diverging_per_token"] = {DIVERGING: 1 / _of(n_tokens, DIVERGING)}
     return {metric: found[metric] for metric in FORMS if metric in found}
 
 
 def metrics_of(n_tokens: Mapping[str, int], sums: Mapping[str, float]) -> dict[str, float]:
-    """Metric → its value, of one value for each sum."""
+    """Metric → its value, of one value for each sum; InputError for a damaged row, as `weights`."""
     return {
-        metric: math.fsum(weight * sums[name] for name, weight in own.items())
+        metric: math.fsum(weight * _of(sums, name) for name, weight in own.items())
         for metric, own in weights(n_tokens).items()
     }
 
@@ -85,12 +91,21 @@ def metrics_by_part(
     """Metric → part → its value, of sum → part → value; parts in the order of "failed".
 
     Raises:
-        KeyError: a part lacks a value of some sum: the row is damaged.
+        InputError: a part lacks a value of some sum: the row is damaged.
     """
     return {
-        metric: {part: math.fsum(w * sums[name][part] for name, w in own.items()) for part in sums[FAILED]}
+        metric: {
+            part: math.fsum(w * _of(_of(sums, name), part) for name, w in own.items())
+            for part in _of(sums, FAILED)
+        }
         for metric, own in weights(n_tokens).items()
     }
+
+
+def _of(values: Mapping[str, _Value], name: str) -> _Value:
+    if name not in values:
+        raise InputError(f"A row has no value of '{name}', which its other values ask for: it is damaged.")
+    return values[name]
 
 
 def by_metric(

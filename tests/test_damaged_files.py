@@ -218,8 +218,11 @@ PATCHES = [
             "task_id": item,
             "direction": "noise",
         },
-        **{"site": "z", "at": "candidate", "from": "pre", "to": "neut", "screen": "all", "delta": 2.0},
-        **{"heads": {"L0H0": 0.5, "L0H1": 0.25}, "sets": {"top1": 0.5}, "members": {"top1": "L0H0"}},
+        **{"site": "z", "at": "candidate", "from": "pre", "to": "neut", "screen": "all"},
+        **{"references": "gold", "n_tokens": {"failed": 4, "gold": 5, "diverging": 2}},
+        **{"delta": {"failed": 2.0, "gold": 1.0, "diverging": 1.5}, "members": {"top1": "L0H0"}},
+        "heads": {name: {"L0H0": 0.5, "L0H1": 0.25} for name in ("failed", "gold", "diverging")},
+        "sets": {name: {"top1": 0.5} for name in ("failed", "gold", "diverging")},
     }
     for item in ("a", "b", "c")
 ]

@@ -383,12 +383,14 @@ def test_the_frames_of_probes_have_the_columns_of_the_schema() -> None:
     assert measures.COLUMNS == records.MEASURES
     assert (*layout.KEYS, "condition", "candidate", *layout.VALUES) == records.SCORES[1:]
     assert lengths.LENGTH_MATCH == records.TABLES["length_match"]
-    assert attributed.ATTRIBUTION == records.TABLES["attribution"]
-    assert screening.SCREENING == records.TABLES["screening"]
-    assert screening.NEGATIVES == records.TABLES["false_negatives"]
-    assert screening.MISSES == records.TABLES["screen_misses"]
+    assert ("metric", *attributed.ATTRIBUTION) == records.TABLES["attribution"]
+    assert ("metric", *screening.SCREENING) == records.TABLES["screening"]
+    assert ("metric", *screening.NEGATIVES) == records.TABLES["false_negatives"]
+    assert ("metric", *screening.MISSES) == records.TABLES["screen_misses"]
     assert stats.SUMMARY == records.SUMMARY
-    assert effects.EFFECTS == records.EFFECTS[: len(effects.EFFECTS)]
-    assert (*direct_shares.DIRECT, "from", "to") == records.TABLES["direct"]
-    assert ("site", "direction", "layer", *effects.SHARE_CELLS, "from", "to") == records.TABLES["layers"]
+    assert ("metric", *effects.EFFECTS) == records.EFFECTS[: len(effects.EFFECTS) + 1]
+    assert ("metric", *direct_shares.DIRECT, "family_size", "from", "to") == records.TABLES["direct"]
+    assert ("metric", "site", "direction", "layer", *effects.SHARE_CELLS, "from", "to") == records.TABLES[
+        "layers"
+    ]
     assert dose.ABLATION == records.ABLATION
