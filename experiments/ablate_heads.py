@@ -122,6 +122,8 @@ def run(args: argparse.Namespace) -> Report:
     """Measure every item under every way and set, whole sets first, then derive the tables."""
     session = open_session(args, one_env=True)
     pair = pair_of(args)
+    if pair[0] == pair[1]:
+        raise InputError(f"--from and --to are both {pair[0]}: there is no difference to ablate.")
     session = require_conditions(session, tuple(dict.fromkeys([*pair, FAIL])))
     session = noted(session, of_candidates(session.items))
     selected = selected_sets(session, args)
@@ -259,7 +261,7 @@ def on_item(
 ) -> dict[str, Any]:
     """An item's metrics under every condition and draw: `scores` is metric → condition → a number a draw, nats."""
     contrast = contrast_of(session.model, item, session.wording)
-    names = [name for name in dict.fromkeys([*_ordered(pair), FAIL])]
+    names = list(dict.fromkeys([*pair, FAIL]))
     used = put if one.heads is not None else put.with_draws(1)
     by_draw = score_under(session, item, names, contrast.candidates, used, one.heads, where, clean=clean)
     scores: dict[str, dict[str, list[float]]] = {}
@@ -284,13 +286,6 @@ def on_item(
         "references": contrast.references_are,
         "scores": scores,
     }
-
-
-def _ordered(pair: tuple[str, str]) -> tuple[str, ...]:
-    """The pair's conditions; both must be there for a difference."""
-    if pair[0] == pair[1]:
-        raise InputError(f"--from and --to are both {pair[0]}: there is no difference to ablate.")
-    return pair
 
 
 def off_target(session: Session, sequences: RepeatedTokens, change: Intervention) -> dict[str, Any]:

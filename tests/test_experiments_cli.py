@@ -248,7 +248,7 @@ def test_every_option_of_patch_changes_its_rows(
         ("k", "1,2"),
         ("controls", "2"),
         ("control-kinds", "random,norm"),
-        ("from", "neut"),
+        ("from", "succ"),
         ("to", "fail"),
         ("reference-items", "1"),
         ("seed", "2"),
