@@ -258,7 +258,7 @@ def test_methods_are_asked_of_the_sets_that_the_options_say() -> None:
     assert len(labels) == 2 + 6 + 9 + 3
     assert {label: kind_and_size(label)[0] for label in labels} == labels
     assert len(kept(labels, "noise", args)) == 20 and len(kept(labels, "knockout", args)) == 17
-    assert len(kept(labels, "mean", args)) == 2 + 4 + 6 + 3 and len(kept(labels, "optimal", args)) == 4
+    assert len(kept(labels, "mean", args)) == 2 + 4 + 6 + 3 and len(kept(labels, "optimal", args)) == 3
     assert draws_of(args)("resample", "selected") == 20 and draws_of(args)("resample", "random") == 1
     assert (
         control_kinds("random:100,sink", 5) == {"random": 100, "sink": 1} and control_kinds("none", 5) == {}
