@@ -79,7 +79,8 @@ def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shel
         for metric in ("logprob", "margin"):
             own = table[(table["method"] == how) & (table["metric"] == metric)]
             assert set(own.loc[own["k"] == 2, "controls"]) == beside[how]
-            assert set(own.loc[own["k"] == 1, "controls"]) == {"random"}
+            alone = set(own.loc[own["k"] == 1, "controls"].fillna(""))
+            assert alone == ({""} if how == "optimal" else {"random"})
     by = {(row["method"], row["item_id"]): row for row in rows}
     cells = table.set_index(["metric", "method", "controls", "k"])
     for method in METHODS:
@@ -180,7 +181,7 @@ def test_all_heads_together_are_the_other_run_in_any_pair(shell: Shell) -> None:
             # Without attention the candidate positions know nothing of the context.
             under = zero["under"]
             assert under[f"failed|{low}"]["top6"] == pytest.approx(under[f"failed|{high}"]["top6"], abs=NATS)
-            assert ("failed|fail" in under) == (high != "fail" and high == "neut" or high == "fail")
+            assert "failed|fail" in under  # Δsem, read off target or explained
 
 
 def test_what_acts_elsewhere_is_refused(shell: Shell) -> None:
