@@ -53,7 +53,7 @@ from mech.errors import InputError
 from probes.carried import ABLATIONS, METHODS, carried, off_target
 from probes.dose import SINGLE_CONTROLS
 from probes.families import corrected, family_lines
-from probes.joint_effects import long_joint
+from probes.joint_effects import kind_and_size, long_joint
 from probes.metric_sums import reference_notes
 from probes.record import recorded_call
 
@@ -164,7 +164,8 @@ def kept(kinds: Mapping[str, str], method: str, args: argparse.Namespace) -> dic
             return kind != DIRECTION  # nothing is moved
         number = int(label[len(label.rstrip("0123456789")) :])
         if method == "optimal":
-            return kind == "random" and number < args.optimal_controls
+            few = number < args.optimal_controls and kind_and_size(label)[1] in args.control_k
+            return kind == "random" and few
         return method not in ABLATIONS or number < args.ablation_controls or kind in SINGLE_CONTROLS
 
     return {label: kind for label, kind in kinds.items() if wanted(label, kind)}

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from experiments.left_out import conditions_of
 from experiments.session import Session
 from mech.engine import Engine
 from mech.model import Model
@@ -82,26 +83,27 @@ class Sizes:
 
 
 def sizes(session: Session, items: Sequence[Item], conditions: Sequence[str]) -> Sizes:
-    """Token counts of these items under these conditions; nothing is run."""
+    """Token counts of these items under these conditions, of those that an item can be put under; nothing is run."""
     model = session.model
     system, failed, gold = 0.0, 0.0, 0.0
-    lengths = dict.fromkeys(conditions, 0.0)
+    lengths: dict[str, list[int]] = {name: [] for name in conditions}
     for item in items:
         head = system_length(model, item)
         system += head
         candidates = [one for one in ("failed", "gold") if one in item.candidates()]
-        for ask in asks(model, item, list(conditions), session.wording, candidates):
-            n = len(ask.query.action)
+        names = conditions_of(item, conditions)
+        for ask in asks(model, item, names, session.wording, candidates):
+            n = len(ask.query.action) / len(names)
             failed, gold = (failed + n, gold) if ask.candidate == "failed" else (failed, gold + n)
             if ask.candidate == "failed":
-                lengths[ask.condition] += len(ask.query.prompt) - head
+                lengths[ask.condition].append(len(ask.query.prompt) - head)
     count = len(items)
     return Sizes(
         count,
         system / count,
-        failed / count / len(conditions),
-        gold / count / len(conditions),
-        {name: length / count for name, length in lengths.items()},
+        failed / count,
+        gold / count,
+        {name: sum(found) / len(found) if found else 0.0 for name, found in lengths.items()},
         model.n_layers,
         model.n_layers * model.n_heads,
         model.n_layers * model.n_kv_heads,

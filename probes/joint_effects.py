@@ -124,7 +124,7 @@ def _off_target(row: Mapping[str, Any]) -> list[list[Any]]:
         k = kind_and_size(label)[1]
         if own in under:
             lines.append([*keys, label, k, "reference", whole[own], under[own][label]])
-        if "failed|fail" in under and row["to"] == "neut":
+        if {"failed|fail", "failed|neut"} <= set(under) and row["to"] == "neut":
             sem = whole["failed|fail"] - whole["failed|neut"]
             change = under["failed|fail"][label] - under["failed|neut"][label]
             lines.append([*keys, label, k, "sem", sem, change])
