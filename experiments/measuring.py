@@ -108,12 +108,13 @@ def derive(folder: RunFolder, session: Session, delta: float, labels: Sequence[s
     rows = session.clustered(labelled(folder.rows("scores")))
     with naming(folder.path / "scores.jsonl"):
         measures = measure(rows)
+        present = list(dict.fromkeys([*labels, *rows["ablation"]]))
         rng_for = session.rng_for
         parts = {"sem": delta, "sem_pad": delta, "sem_succ": delta, "second_copy": delta}
         attributes = item_attributes(rows)
 
         def of_arms(table: ArmTable) -> pd.DataFrame:
-            return by_arm(measures, rng_for, table)
+            return by_arm(measures, rng_for, table, present)
 
         tables = {
             "measures": measures,
@@ -124,11 +125,10 @@ def derive(folder: RunFolder, session: Session, delta: float, labels: Sequence[s
             "small_cells": of_arms(lambda some, _: small_cells(some, attributes)),
             "manipulations": of_arms(lambda some, rng: manipulations(some, rng, delta).assign(bound=delta)),
         }
-        present = list(dict.fromkeys([*labels, *rows["ablation"]]))
         if set(present) - {UNABLATED}:
             tables["arms"] = arm_contrasts(measures, present, rng_for)
         if {"pre", "neut", "fail"} <= set(rows["condition"]):
-            tables["profiles"] = by_arm(rows, rng_for, profiles)
+            tables["profiles"] = by_arm(rows, rng_for, profiles, present)
         if set(AS_LONG_AS) & set(rows["condition"]):
             tables["length_match"] = length_match(rows[rows["ablation"] == UNABLATED])
     for name, table in tables.items():

@@ -16,7 +16,8 @@ _INTERVAL = ("mean", "ci_lo", "ci_hi", "n", "n_clusters")
 SCORES = (
     *("id", "model", "env", "item_id", "task_id", "condition", "candidate"),
     *("logprob", "n_tokens", "is_greedy"),
-)  # and whatever else the scorer knows of a row
+)  # and whatever else the scorer knows of a row: ablation; n_draws, logprob_sd and draws (by name, one value a draw)
+# where an ablation is drawn anew: then log-probabilities are means over the draws and is_greedy is a share
 MEASURES = ("model", "env", "item_id", "task_id", "measure", "value")
 SUMMARY = ("model", "env", "measure", *_INTERVAL, "deff", "p", "p_holm", "family_size")
 HEADS = ("layer", "head")  # and one column per score

@@ -1,5 +1,8 @@
 """Ablation arms: every table of an arm by itself, and every measure of an arm against the whole model, paired.
 
+Where an arm is drawn anew (resample), an item's value is a mean over draws of its own, so that resampling items by
+cluster takes the variance between draws into the interval.
+
 An arm is one ablation (which heads, what takes the place of their z, where) under its label; the column `ablation`
 holds the label, "none" for the whole model. Measures of two arms are of the same items, so their difference is taken
 item by item and the items are resampled by cluster:
@@ -45,13 +48,15 @@ def labelled(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(ablation=rows["ablation"].fillna(UNABLATED))
 
 
-def labels_of(frame: pd.DataFrame) -> list[str]:
-    """The labels in a labelled frame, the whole model first, the rest in the order of their first row."""
+def labels_of(frame: pd.DataFrame, order: Sequence[str] = ()) -> list[str]:
+    """The labels in a labelled frame: the whole model first, then those of `order`, then by their first row."""
     found = [str(label) for label in frame["ablation"].unique()]
-    return [label for label in found if label == UNABLATED] + [label for label in found if label != UNABLATED]
+    return [label for label in dict.fromkeys((UNABLATED, *order, *found)) if label in found]
 
 
-def by_arm(frame: pd.DataFrame, rng_for: RngFactory, table: ArmTable) -> pd.DataFrame:
+def by_arm(
+    frame: pd.DataFrame, rng_for: RngFactory, table: ArmTable, order: Sequence[str] = ()
+) -> pd.DataFrame:
     """A table of every arm by itself, the whole model's first, with the column `ablation` last.
 
     Args:
@@ -59,9 +64,10 @@ def by_arm(frame: pd.DataFrame, rng_for: RngFactory, table: ArmTable) -> pd.Data
         rng_for: gives the whole model's streams, and under LABEL behind their names those of an arm.
         table: makes the table out of the rows of one arm (without the column) and its streams. Holm families are
             therefore of one arm.
+        order: of the arms, where the frame has not theirs.
     """
     parts = []
-    for label in labels_of(frame):
+    for label in labels_of(frame, order):
         rows = frame[frame["ablation"] == label].drop(columns="ablation").reset_index(drop=True)
         parts.append(table(rows, _streams(rng_for, label)).assign(ablation=label))
     kept = [part for part in parts if len(part)] or parts[:1]
