@@ -29,7 +29,8 @@ SHOWN = (
     *("G", "copy", "sem", "copy_pad", "sem_pad", "G_per_token", "p_repeat_pre", "p_repeat_fail"),
     *("p_repeat4_pre", "p_repeat4_fail", "G_exact", "greedy_repeat_fail", "G_abstract"),
     *("copy_matched", "copy_other", "other_damage", "copy_succ", "polarity"),
-    *("sem_first", "copy_after", "interaction", "sem_first_min", "sem_ack", "interaction_ack"),
+    *("sem_first", "copy_after", "interaction", "sem_ack", "interaction_ack"),
+    *("sem_first_min", "copy_after_min", "interaction_min"),
     *(
         "repair",
         "margin_shift",
@@ -38,7 +39,13 @@ SHOWN = (
         "margin_copy_other",
         "margin_other_damage",
     ),
-    *("margin_sem_first", "margin_copy_after", "margin_interaction"),
+    *(
+        "margin_sem_first",
+        "margin_copy_after",
+        "margin_interaction",
+        "margin_sem_first_min",
+        "margin_copy_after_min",
+    ),
 )
 
 

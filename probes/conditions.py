@@ -4,9 +4,10 @@ C is the system prompt, the goal and the successful steps so far. A condition is
 messages that end where the assistant is to speak. Observations come back in the role that the wording names
 (a user turn by default, since several small models' templates know no tool role).
 
-The marks of failure without the string: `mark` is fail less the recorded call (the very observation o×, in its frame
-and role; as the runtime's errors do, it may name the tool or a value that was refused), `abstract_min` a bare marker
-that quotes nothing. `ack` is neut less the recorded call: mark, ack, fail and neut cross the call with what is said.
+The marks of failure without the string: `mark` is fail less the recorded call, the very observation o× in its frame
+and role. As the runtime's errors do, it may name the tool, the argument or the value that was refused, a part of a×;
+`abstract_min` is a bare marker that quotes nothing. `ack` is neut less the recorded call: mark, ack, fail and neut
+cross the call with what is said.
 
 Four conditions are as long as another one, in tokens of the model that reads them: `neut_pad` as `fail`,
 `quote_matched` as `fail_echo`, `neut_matched` and (nearly) `neut_other` as `neut`. They alone need to know how the

@@ -4,10 +4,10 @@
                             whose G is near zero; above 1 where Δsem is negative
     copy_share_pad          Σ copy_pad / Σ −G, with the neutral observation as long as the error
     copy_after_share        Σ copy_after / Σ −G: the share of the string in the other order, the mark of failure first
-    interaction             mean of interaction = sem − sem_first = copy_after − copy (nats): by how much the two orders
-                            disagree; the share that has no order is copy_share, or copy_after_share, at most
+    interaction             mean of interaction = sem − sem_first = copy_after − copy, nats: how far the orders disagree
     interaction_share       Σ interaction / Σ −G = copy_after_share − copy_share, of the same items
-    margin_…                the same of the margin of a× over the reference (margin_copy, …; −margin_shift for G)
+    …_min                   these three with the bare marker for o×
+    margin_…                the same of the margin of a× over the reference (margin_copy, …; margin_shift for G)
     copy_sem_ratio_median   median over items of copy / |sem|
     share_G_negative, share_copy_positive, share_sem_positive
                             share of items with that sign; zero has neither sign
@@ -159,10 +159,12 @@ def _sign_share(name: str, sign: int) -> Estimate:
 def _quantities() -> Iterator[tuple[str, tuple[tuple[str, ...], Estimate]]]:
     yield "copy_share", (("copy", "G"), _share_of("copy"))
     yield "copy_share_pad", (("copy_pad", "G"), _share_of("copy_pad"))
-    yield "copy_after_share", (("copy_after", "G"), _share_of("copy_after"))
-    yield "interaction", (("interaction",), _mean_of("interaction"))
-    yield "interaction_share", (("interaction", "G"), _share_of("interaction"))
-    for part in ("copy", "copy_after", "interaction"):
+    for mark in ("", "_min"):
+        after, both = f"copy_after{mark}", f"interaction{mark}"
+        yield f"{after}_share", ((after, "G"), _share_of(after))
+        yield both, ((both,), _mean_of(both))
+        yield f"{both}_share", ((both, "G"), _share_of(both))
+    for part in ("copy", "copy_after", "interaction", "copy_after_min", "interaction_min"):
         needs = (f"margin_{part}", "margin_shift")
         yield f"margin_{part}_share", (needs, _share_of(f"margin_{part}", "margin_shift"))
     yield "copy_sem_ratio_median", (("copy", "sem"), _ratio_median)

@@ -12,7 +12,8 @@ and Lref(c) that of the reference action ("gold").
     sem_first = L(mark) − L(pre),  copy_after = L(fail) − L(mark), so that −G = sem_first + copy_after: the other order,
                                       the mark of failure (o× without the call) first, then the string
     interaction = L(fail) − L(neut) − L(mark) + L(pre) = sem − sem_first = copy_after − copy
-    sem_first_min, interaction_min    the same with the bare marker `abstract_min` for o×
+    sem_first_min, copy_after_min, interaction_min    the same with the bare marker `abstract_min` for o×: an error
+                                      names what was refused, and so lends probability to a part of a×; this does not
     sem_ack = L(mark) − L(ack),  copy_ack = L(neut) − L(ack),  interaction_ack = sem − sem_ack
                                       what is said (o× or o∅) crossed with the call; pre, which says nothing, left out
     copy_succ = L(succ) − L(pre),  sem_succ = polarity = L(fail) − L(succ)
@@ -39,7 +40,7 @@ draws is not the repeat probability of the mean log-probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -98,9 +99,14 @@ def _interaction(*conditions: str) -> Definition:
     return lambda scores: scores.logp(both) - scores.logp(call) - scores.logp(said) + scores.logp(none)
 
 
-def _margin_interaction(scores: Scores) -> pd.Series:
-    both, call, said, none = (_margin(scores, name) for name in ("fail", "neut", "mark", "pre"))
-    return both - call - said + none
+def _margin_interaction(mark: str) -> Definition:
+    """M(fail) − M(neut) − M(mark) + M(pre), for this mark of failure without the call."""
+
+    def definition(scores: Scores) -> pd.Series:
+        both, call, said, none = (_margin(scores, name) for name in ("fail", "neut", mark, "pre"))
+        return both - call - said + none
+
+    return definition
 
 
 def inverted(scores: Scores) -> pd.Series:
@@ -186,6 +192,7 @@ DEFINITIONS: dict[str, Definition] = {
     "copy_after": change("mark", "fail"),
     "interaction": _interaction("fail", "neut", "mark", "pre"),
     "sem_first_min": change("pre", "abstract_min"),
+    "copy_after_min": change("abstract_min", "fail"),
     "interaction_min": _interaction("fail", "neut", "abstract_min", "pre"),
     "sem_ack": change("ack", "mark"),
     "copy_ack": change("ack", "neut"),
@@ -203,22 +210,27 @@ DEFINITIONS: dict[str, Definition] = {
     "margin_other_damage": margin_change("pre", "neut_other"),
     "margin_sem_first": margin_change("pre", "mark"),
     "margin_copy_after": margin_change("mark", "fail"),
-    "margin_interaction": _margin_interaction,
+    "margin_interaction": _margin_interaction("mark"),
+    "margin_sem_first_min": margin_change("pre", "abstract_min"),
+    "margin_copy_after_min": margin_change("abstract_min", "fail"),
+    "margin_interaction_min": _margin_interaction("abstract_min"),
 }
 
-IDENTITIES: tuple[tuple[str, dict[str, float]], ...] = (
-    ("-G = copy + sem", {"G": 1, "copy": 1, "sem": 1}),
-    ("-G = sem_first + copy_after", {"G": 1, "sem_first": 1, "copy_after": 1}),
-    ("interaction = sem - sem_first", {"interaction": 1, "sem": -1, "sem_first": 1}),
-    ("interaction = copy_after - copy", {"interaction": 1, "copy_after": -1, "copy": 1}),
-    ("copy = other_damage + copy_other", {"copy": 1, "other_damage": -1, "copy_other": -1}),
-    ("margin_copy = margin_other_damage + margin_copy_other",
-     {"margin_copy": 1, "margin_other_damage": -1, "margin_copy_other": -1}),
-    ("margin_interaction = margin_sem - margin_sem_first",
-     {"margin_interaction": 1, "margin_sem": -1, "margin_sem_first": 1}),
-    ("margin_interaction = margin_copy_after - margin_copy",
-     {"margin_interaction": 1, "margin_copy_after": -1, "margin_copy": 1}),
-)  # fmt: skip
+
+def _identities() -> Iterator[tuple[str, dict[str, float]]]:
+    yield "-G = copy + sem", {"G": 1, "copy": 1, "sem": 1}
+    yield "copy = other_damage + copy_other", {"copy": 1, "other_damage": -1, "copy_other": -1}
+    for of, gain in (("", "G"), ("margin_", "margin_shift")):
+        if of:
+            yield f"-{gain} = {of}copy + {of}sem", {gain: 1, f"{of}copy": 1, f"{of}sem": 1}
+        for mark in ("", "_min"):
+            first, after, both = (f"{of}{name}{mark}" for name in ("sem_first", "copy_after", "interaction"))
+            yield f"-{gain} = {first} + {after}", {gain: 1, first: 1, after: 1}
+            yield f"{both} = {of}sem - {first}", {both: 1, f"{of}sem": -1, first: 1}
+            yield f"{both} = {after} - {of}copy", {both: 1, after: -1, f"{of}copy": 1}
+
+
+IDENTITIES = tuple(_identities())
 """Sums of measures that are zero by definition, checked on every item that has them all."""
 
 

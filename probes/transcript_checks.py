@@ -23,7 +23,10 @@ from probes.scoring import asks, decision_run
 from probes.toolshed_items import build_toolshed_items
 from probes.wording import Wording
 
-RECORDED = ("fail", "succ", "neut", "neut_pad", "neut_matched", "fail_terse", "fail_verbose", "fail_echo")
+RECORDED = (
+    *("fail", "succ", "neut", "neut_pad", "neut_matched", "neut_other"),
+    *("fail_terse", "fail_verbose", "fail_echo"),
+)
 _EDGES = " Mixed  Case\n\n\nlines \n1. one\r\n\ttab \n"
 
 

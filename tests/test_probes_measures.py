@@ -32,7 +32,8 @@ HAND = {
     "quote_matched": {"failed": -4.5},
     **{name: {"failed": -5.5} for name in ("fail_terse", "fail_verbose", "fail_instr", "fail_k2", "fail_k3")},
     **{name: {"failed": -12.0} for name in ("fail_early", "fail_other", "fail_unrelated")},
-    **{name: {"failed": -18.0} for name in ("abstract_min", "abstract_forbids")},
+    "abstract_min": {"failed": -18.0, "gold": -11.0},
+    "abstract_forbids": {"failed": -18.0},
 }
 ENDS = {
     "failed": -1.0,
@@ -83,12 +84,14 @@ def test_every_measure_is_what_its_definition_says() -> None:
         "greedy_repeat_pre": 0.0, "greedy_repeat_fail": 1.0, "greedy_repeat_abstract": 0.0, "greedy_exact_fail": 1.0,
         "copy_succ": 14.0, "sem_succ": 1.0, "polarity": 1.0, "copy_pad": 13.5, "sem_pad": 1.5,
         "copy_matched": 9.0, "copy_other": 14.5, "other_damage": -1.5,
-        "sem_first": -2.0, "copy_after": 17.0, "interaction": 4.0, "sem_first_min": 2.0, "interaction_min": 0.0,
+        "sem_first": -2.0, "copy_after": 17.0, "interaction": 4.0, "sem_first_min": 2.0, "copy_after_min": 13.0,
+        "interaction_min": 0.0,
         "sem_ack": -1.5, "copy_ack": 13.5, "interaction_ack": 3.5,
         "margin_copy": 2.5 + 10.0, "margin_sem": 4.0 - 2.5, "margin_copy_matched": 2.5 + 5.0,
         "margin_copy_other": 2.5 + 9.5, "margin_other_damage": -9.5 + 10.0,
         "margin_sem_first": -11.5 + 10.0, "margin_copy_after": 4.0 + 11.5,
-        "margin_interaction": 4.0 - 2.5 + 11.5 - 10.0,
+        "margin_interaction": 4.0 - 2.5 + 11.5 - 10.0, "margin_sem_first_min": -7.0 + 10.0,
+        "margin_copy_after_min": 4.0 + 7.0, "margin_interaction_min": 4.0 - 2.5 + 7.0 - 10.0,
         **{f"G_{name}": -20.0 - level for name, level in levels.items()},
         **{f"delta_{name}": level + 5.0 for name, level in levels.items()},
         "delta_fail_early_moved": -7.0, "second_copy": 1.5,
@@ -163,6 +166,7 @@ def test_both_orders_and_their_interaction_hold_on_every_item_and_in_margins() -
 )
 def test_every_identity_is_checked(names: set[str]) -> None:
     long = measure(_rows(HAND))
+    assert names <= set(long["measure"])
     for name in names:
         broken = long[long["measure"].isin(names)].copy()
         broken.loc[broken["measure"] == name, "value"] += 1e-3
@@ -202,6 +206,7 @@ def _reading(*conditions: str) -> set[str]:
             *("copy", "sem", "copy_per_token", "sem_per_token", "copy_exact", "sem_exact", "copy_matched"),
             *("copy_other", "interaction", "interaction_min", "copy_ack", "interaction_ack", "margin_copy"),
             *("margin_sem", "margin_copy_matched", "margin_copy_other", "margin_interaction"),
+            "margin_interaction_min",
         ],
         "abstract": ["G_abstract", "delta_abstract", "greedy_repeat_abstract"],
         "quote_matched": ["G_quote_matched", "delta_quote_matched", "second_copy"],
