@@ -8,14 +8,13 @@ as well; ties go to the lower layer, then head.
     screen of s  only the s units of largest estimate are patched exactly; it misses the others
 
 Each statistic is taken per item (scope item: mean over items) and of effects and estimates averaged over items (scope
-pooled: the ranking that a study reports). Intervals: 95 % percentile cluster bootstrap, tasks drawn with their items
-(`probes.stats`); pooled statistics are taken anew in each draw, and lean towards lower agreement, as draws add noise
+pooled: the ranking that a study reports). Intervals (`probes.stats`): tasks are the clusters; pooled statistics are
+taken anew in each draw (expanded percentiles), and lean towards lower agreement, as draws add noise
 to ranks. What a screen misses is known only where everything was patched: for other items it is a forecast.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ from mech.errors import InputError
 from mech.heads import HeadSet
 from probes.attributed import Table, tables, typed
 from probes.ranks import places, ratio, recall, spearman
-from probes.stats import N_DRAWS, Interval, RngFactory, cluster_bootstrap, cluster_ratios
+from probes.stats import N_DRAWS, Interval, RngFactory, cluster_bootstrap, cluster_ratios, percentile_ends
 
 SCREENING = (
     *("site", "direction", "scope", "statistic", "k", "estimate", "ci_lo", "ci_hi"),
@@ -71,8 +70,8 @@ def agreement(
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of SCREENING: k is NaN for spearman, n counts items, n_clusters tasks. An interval is NaN with one
-        cluster, or where a statistic is undefined (Spearman where all units are equal).
+        The columns of SCREENING: k is NaN for spearman, n counts items, n_clusters tasks. An interval is NaN below
+        six clusters, or where a statistic is undefined (Spearman where all units are equal).
 
     Raises:
         InputError: a column or number is missing, a row stands twice, items have unequal units.
@@ -237,10 +236,7 @@ def _pooled(
     drawn = _statistics(taken @ exact, taken @ guess, top)
     out = {}
     for key, values in found.items():
-        lo = hi = math.nan
-        if len(names) > 1 and np.isfinite(drawn[key]).all():
-            lo, hi = np.quantile(drawn[key], [0.025, 0.975]).tolist()
-        out[key] = (float(values[0]), lo, hi)
+        out[key] = (float(values[0]), *percentile_ends(drawn[key], len(names)))
     return out
 
 

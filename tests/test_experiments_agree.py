@@ -92,9 +92,13 @@ SCORED = pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "copy_suppression"
 
 
 def test_suppressors_are_negative_beyond_their_interval_most_negative_first() -> None:
-    values = {(0, 0): [-1.0, 2, -2, 0.5, -1], (0, 1): [-1.0, -2, -3, -1, -2], (1, 0): [-5.0, -4, -6, -5, -4]}
+    values = {
+        (0, 0): [-1.0, 2, -2, 0.5, -1] * 2,
+        (0, 1): [-1.0, -2, -3, -1, -2] * 2,
+        (1, 0): [-5.0, -4, -6, -5, -4] * 2,
+    }
     rows = pd.concat(
-        [effects(values), effects({(0, 0): [1.0] * 5, (0, 1): [2.0] * 5, (1, 0): [3.0] * 5}, "denoise")]
+        [effects(values), effects({(0, 0): [1.0] * 10, (0, 1): [2.0] * 10, (1, 0): [3.0] * 10}, "denoise")]
     )
     found = suppressors(rows, SCORED, _rng, ["copy_suppression"], 2000)
     assert list(zip(found["layer"], found["head"], strict=True)) == [(1, 0), (0, 1)]
@@ -104,7 +108,7 @@ def test_suppressors_are_negative_beyond_their_interval_most_negative_first() ->
 
 
 def test_one_task_shows_no_suppressor_and_a_head_without_a_score_is_named() -> None:
-    rows = effects({(0, 1): [-1.0, -2, -3]})
+    rows = effects({(0, 1): [-1.0, -2, -3, -1, -2, -3]})
     assert suppressors(rows.assign(task_id="t"), SCORED, _rng, ["copy_suppression"], 100).empty
     with pytest.raises(InputError, match="L0H1 was patched and has no score"):
         suppressors(rows, SCORED.drop(index=1), _rng, ["copy_suppression"], 100)

@@ -48,8 +48,7 @@ def test_a_share_is_a_ratio_of_sums_and_controls_stand_beside_it_by_kind() -> No
     assert random["percentile"] == 100.0 and random["p"] == pytest.approx(1 / 3)
     assert strength["control_mean"] == pytest.approx(36 / 40)
     assert strength["percentile"] == 0.0 and strength["p"] == 1.0
-    # Two clusters: an item is drawn alone in some draws, so the interval spans both items' own shares.
-    assert (random["ci_lo"], random["ci_hi"]) == pytest.approx((0.5, 25 / 30))
+    assert np.isnan([random["ci_lo"], random["ci_hi"]]).all()  # two tasks are too few
 
 
 def test_a_set_without_controls_has_its_share_and_nothing_beside_it() -> None:
@@ -75,7 +74,7 @@ def test_off_target_changes_are_paired_and_equivalent_only_inside_the_bound() ->
     lines = [
         ("shed", f"i{i}", f"t{i}", "zero", "top4", 4, quantity, whole, whole + change)
         for quantity, changes in {"sem": (0.1, 0.2, 0.3), "reference": (-4.0, 0.0, 4.0)}.items()
-        for i, (whole, change) in enumerate(zip((1.0, 5.0, -2.0), changes, strict=True))
+        for i, (whole, change) in enumerate(zip((1.0, 5.0, -2.0) * 3, changes * 3, strict=True))
     ]
     names = ["env", "item_id", "task_id", "method", "set", "k", "quantity", "whole", "under"]
     table = off_target(pd.DataFrame(lines, columns=names), 0.5, rng_for, DRAWS)

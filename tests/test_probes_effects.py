@@ -108,7 +108,8 @@ def test_redundancy_is_the_joint_effect_minus_the_single_ones() -> None:
     assert found["redundancy_nats"] == pytest.approx(sum(gaps) / 3)
     assert found["joint_share"] == pytest.approx(19.5 / 40.001)
     same = cluster_bootstrap(gaps, ["task-a", "task-b", "task-c"], _rng("redundancy/noise/top"), n_draws=4000)
-    assert (found["ci_lo"], found["ci_hi"]) == pytest.approx((same.lo, same.hi))
+    assert found["redundancy_nats"] == pytest.approx(same.mean)
+    assert np.isnan([found["ci_lo"], found["ci_hi"], same.lo]).all()  # three tasks are too few
     assert found["n"] == found["n_clusters"] == 3
 
 
@@ -191,7 +192,7 @@ def test_a_dose_curve_has_the_mean_and_the_interval_of_each_set() -> None:
     for (label, kind, k), mean in CURVE.items():
         line = curve[(curve["set"] == label) & (curve["measure"] == "G")].iloc[0]
         assert (line["kind"], line["k"]) == (kind, k) and line["mean"] == pytest.approx(mean)
-        assert line["ci_hi"] - line["ci_lo"] == pytest.approx(2 * 1.96 * 10 / math.sqrt(30), rel=0.1)
+        assert line["ci_hi"] - line["ci_lo"] == pytest.approx(2 * 2.14 * 10 / math.sqrt(30), rel=0.15)
     order = curve[curve["measure"] == "copy"]["k"].tolist()
     assert order == sorted(order) and order[0] == 0
     # Under copy the two items of a task cancel: every draw is the same.
