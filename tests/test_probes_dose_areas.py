@@ -67,7 +67,11 @@ def test_the_interval_of_an_area_is_that_of_its_ratio_of_sums() -> None:
     draws = np.random.default_rng(1).integers(0, 6, (4000, 6))
     ratios = removed.to_numpy()[draws].sum(1) / wide["none"].to_numpy()[draws].sum(1)
     assert found["area"] == pytest.approx(removed.sum() / wide["none"].sum())
-    assert [found["ci_lo"], found["ci_hi"]] == pytest.approx(np.quantile(ratios, [0.025, 0.975]), abs=0.01)
+    plain = np.quantile(
+        ratios, [0.025, 0.975]
+    )  # of six tasks these are too narrow, as `backfire calibrate` shows
+    assert found["ci_lo"] < plain[0] < found["area"] < plain[1] < found["ci_hi"]
+    assert found["ci_hi"] - found["ci_lo"] < 4 * (plain[1] - plain[0])
     assert not found["flagged"] and found["n_controls"] == 0 and math.isnan(found["p"])
 
 
@@ -101,15 +105,15 @@ def test_each_size_is_ranked_among_the_controls_of_each_kind() -> None:
 
 
 def beside(shift: dict[str, float], spread: float = 0.05) -> pd.DataFrame:
-    """Δsem of six items of three tasks under no set, and under sets that shift it."""
-    lines = [("none", "none", 0, f"i{i}", f"t{i // 2}", "sem", 1.0 + i) for i in range(6)]
+    """Δsem of six items of a task each under no set, and under sets that shift it."""
+    lines = [("none", "none", 0, f"i{i}", f"t{i}", "sem", 1.0 + i) for i in range(6)]
     lines += [
         (
             label,
             "random" if "/" in label else "selected",
             2,
             f"i{i}",
-            f"t{i // 2}",
+            f"t{i}",
             "sem",
             1.0 + i + by + spread * i,
         )
@@ -124,11 +128,10 @@ def test_a_change_is_paired_and_equivalent_only_where_its_interval_is_inside() -
     assert tuple(found.columns) == OFFTARGET == schema.OFFTARGET[1:]
     lines = found.set_index("set")
     assert lines.loc["a", ["whole", "ablated", "change"]].tolist() == pytest.approx([3.5, 3.625, 0.125])
-    # By task the shifts are 0.025, 0.125, 0.225: their mean over three draws.
-    assert lines.loc["a", ["ci_lo", "ci_hi"]].tolist() == pytest.approx([0.025, 0.225], abs=0.04)
+    assert lines.loc["a", "ci_lo"] < 0.125 < lines.loc["a", "ci_hi"] < 0.5
     assert lines["equivalent"].to_dict() == {"a": True, "b": False, "b/random0": False}
     assert lines.loc["b", "change"] < 0.55 and lines.loc["b", "ci_hi"] > 0.5
-    assert (lines["delta"] == 0.5).all() and (lines["n"] == 6).all() and (lines["n_clusters"] == 3).all()
+    assert (lines["delta"] == 0.5).all() and (lines["n"] == 6).all() and (lines["n_clusters"] == 6).all()
     assert found["kind"].tolist() == ["random", "selected", "selected"]
 
 

@@ -21,10 +21,12 @@ def _rng(name: str = "") -> np.random.Generator:
 
 
 def _rows(direction: str, **effect: list[float]) -> pd.DataFrame:
+    """Each of the three items as three, of a task each: nine clusters."""
     lines = [
-        (item, f"task-{item}", direction, part, nats, delta)
+        (f"{item}{copy}", f"task-{item}{copy}", direction, part, nats, delta)
         for part, values in effect.items()
         for (item, delta), nats in zip(DELTA.items(), values, strict=True)
+        for copy in range(3)
     ]
     return pd.DataFrame(lines, columns=["item_id", "task_id", "direction", "part", "effect_nats", "delta"])
 
@@ -51,7 +53,7 @@ def test_an_or_is_redundant_in_both_directions_and_an_and_cooperates() -> None:
     for _, row in found.iterrows():
         assert row["ci_lo"] <= row["redundancy_nats"] <= row["ci_hi"]
         assert row["share_lo"] <= row["redundancy_share"] <= row["share_hi"]
-        assert row["n"] == row["n_clusters"] == 3
+        assert row["n"] == row["n_clusters"] == 9
 
 
 def test_a_sum_is_additive_and_what_does_not_vary_has_no_reading() -> None:
