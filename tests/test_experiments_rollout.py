@@ -311,7 +311,10 @@ def test_copies_are_told_apart_from_repeats() -> None:
 def test_every_arm_at_its_floor_is_named_and_what_success_cannot_show_is_said() -> None:
     def rates(arm: str, readable: float, recovered: float) -> list[dict[str, Any]]:
         values = {**dict.fromkeys(SHOWN, 0.0), "parseable_share": readable, "recovered": recovered}
-        return [{"arm": arm, "metric": name, "mean": value, "n": 3, "n_chance": 2} for name, value in values.items()]
+        return [
+            {"arm": arm, "metric": name, "mean": value, "n": 3, "n_chance": 2}
+            for name, value in values.items()
+        ]
 
     two = rates("verbatim", 0.9, 0.0) + rates("verbatim/ablate", 0.1, 0.0)
     low = rollout_text({"rollout_rates": pd.DataFrame(two)})
