@@ -41,7 +41,7 @@ from mech.engine import Run
 from mech.errors import InputError
 from mech.heads import HeadSet
 from mech.interventions import NOTHING, Intervention, Where, replace_heads, scale_heads
-from mech.optimal_constants import Fit, fit_constants
+from mech.optimal_constants import Fit, clean_runs, fit_constants
 from mech.trie import common_prefix
 from probes.conditions import lacking
 from probes.items import Item
@@ -207,7 +207,8 @@ class Replacement:
     Attributes:
         how: one of METHODS.
         draws: interventions for every question: 1, unless donors are drawn.
-        about: what a run records of it; `fits` is filled while constants are fitted.
+        about: what a run records of it; `fits`, and `clean` (the runs of the questions they are fitted on), are filled
+            as constants are fitted.
         sha256: identity of the values: of the reference set and of how they come from it.
         notes: what a report says of it.
         z: the one value of each head, [layer, head, d_head], where there is one (mean).
@@ -225,6 +226,7 @@ class Replacement:
     reference: ReferenceSet | None = None
     donors: Donors | None = None
     fits: dict[str, Fit] = field(default_factory=dict)
+    clean: list[list[Run]] = field(default_factory=list)
 
     @property
     def by_question(self) -> bool:
@@ -300,9 +302,10 @@ class Replacement:
         if self.how != "optimal" or self.z is None:
             raise InputError("Constants are fitted with --how optimal.")
         if heads.sha256 not in self.fits:
-            self.fits[heads.sha256] = fit_constants(
-                self._donors().session.engine, self.fitted_questions(), heads, self.z
-            )
+            engine, questions = self._donors().session.engine, self.fitted_questions()
+            if not self.clean:
+                self.clean.extend(clean_runs(engine, questions))
+            self.fits[heads.sha256] = fit_constants(engine, questions, heads, self.z, runs=self.clean)
         return self.fits[heads.sha256]
 
     def fitted_questions(self) -> list[list[Any]]:

@@ -24,15 +24,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mech.blocks import Layout, RowCache, block_arguments, layout, run_block, unembed
+from mech.capture import everything_names
 from mech.changes import require_clean
-from mech.engine import Engine
+from mech.engine import Engine, Run
 from mech.errors import InputError
 from mech.gradients import leaves_only
 from mech.heads import HeadSet
 from mech.hooks import HookFunction, hooked
 from mech.model import Model
 from mech.queries import Query, token_logprobs
-from mech.trie import common_prefix
 from mech.trunk import Trunk
 
 STEPS = 30
@@ -66,6 +66,7 @@ def fit_constants(
     heads: HeadSet,
     mean: Float[Tensor, "layer head d_head"],
     steps: int = STEPS,
+    runs: Sequence[Sequence[Run]] | None = None,
 ) -> Fit:
     """Fit the constants of a set of heads.
 
@@ -75,6 +76,7 @@ def fit_constants(
         heads: the set.
         mean: where to start.
         steps: of Adam.
+        runs: `clean_runs` of these questions, where several sets are fitted on them; None runs them now.
 
     Raises:
         InputError: no questions, one under an intervention, or a head that the model lacks.
@@ -86,7 +88,7 @@ def fit_constants(
         raise InputError("Constants are fitted on questions: there are none.")
     model.require_eval_mode()
     first = min(head.layer for head in heads)
-    rows, scale = _rows(engine, questions, heads, first)
+    rows, scale = _rows(model, clean_runs(engine, questions) if runs is None else runs, heads, first)
     constants = torch.stack([mean[head.layer, head.head] for head in heads]).to(model.dtype).clone()
     best, losses = constants.clone(), list[float]()
     with leaves_only(model):
@@ -107,30 +109,44 @@ def fit_constants(
 
 
 @torch.no_grad()
-def _rows(
-    engine: Engine, questions: Sequence[Sequence[Query]], heads: HeadSet, first: int
-) -> tuple[list[_Row], float]:
-    """What every step starts from, and the root mean square of the set's z."""
-    model = engine.model
-    entering, layers = f"blocks.{first}.hook_resid_pre", sorted(heads.per_layer())
-    names = [f"blocks.{layer}.attn.hook_z" for layer in layers]
-    rows, squares, count = [], 0.0, 0
-    shared = common_prefix([query.prompt[:-1] for group in questions for query in group])
+def clean_runs(engine: Engine, questions: Sequence[Sequence[Query]]) -> list[list[Run]]:
+    """Clean runs of the questions, with all that fitting any set of heads on them starts from.
+
+    A prompt is run once for the questions of one list: what precedes its last token is their trunk.
+
+    Raises:
+        InputError: a question is under an intervention.
+        ValueError: the questions of a list have several prompts.
+    """
+    names = everything_names(engine.model, "hook_resid_pre", "attn.hook_z")
+    found = []
     for group in questions:
         if len({query.prompt for query in group}) > 1:
             raise ValueError("The questions of one row share their prompt.")
-        runs = [engine.run(query, [entering, *names], shared) for query in group]
+        runs = [engine.run(query, names, len(query.prompt) - 1) for query in group]
         for run in runs:
             require_clean(run)
-            for layer, name in zip(layers, names, strict=True):
-                own = run.cache[name][:, list(heads.per_layer()[layer])].double()
+        found.append(runs)
+    return found
+
+
+def _rows(
+    model: Model, clean: Sequence[Sequence[Run]], heads: HeadSet, first: int
+) -> tuple[list[_Row], float]:
+    """What every step starts from, and the root mean square of the set's z."""
+    entering, layers = f"blocks.{first}.hook_resid_pre", sorted(heads.per_layer())
+    rows, squares, count = [], 0.0, 0
+    for runs in clean:
+        for run in runs:
+            for layer in layers:
+                own = run.cache[f"blocks.{layer}.attn.hook_z"][:, list(heads.per_layer()[layer])].double()
                 squares, count = squares + float(own.square().sum()), count + own.numel()
-        start = group[0].candidate.start
-        sizes = [len(query.action) for query in group]
+        start = runs[0].query.candidate.start
+        sizes = [len(run.query.action) for run in runs]
         depths = torch.cat([torch.arange(start, start + n, device=model.device) for n in sizes])
         seen = torch.block_diag(*[torch.ones(n, n, device=model.device).tril() for n in sizes]).bool()
         resid = torch.cat([run.cache[entering] for run in runs])[None]
-        actions = tuple(query.action for query in group)
+        actions = tuple(run.query.action for run in runs)
         rows.append(_Row(actions, runs[0].trunk, resid, layout(model, depths, seen, start)))
     return rows, math.sqrt(squares / count)
 
