@@ -98,15 +98,17 @@ class Donors:
     def of(self, item: Item, condition: str, n: int) -> list[Item]:
         """The donors of an item's draws, all different while there are as many; the same under every condition.
 
-        Items with earlier steps have donors with earlier steps, and others such without, where there are any.
+        Items with earlier steps have donors with earlier steps first, and others such without; further draws take the
+        rest of the reference set, and only then a donor again.
 
         Raises:
             InputError: no reference item can be put under the condition.
         """
-        items = self.reference.items
-        alike = [one for one in items if bool(one.step_index) == bool(item.step_index)] or items
-        order = self.session.rng_for(f"donors/{item.item_id}").permutation(len(alike))
-        fit = [alike[at] for at in order]
+        items = self.reference.donors
+        order = self.session.rng_for(f"donors/{item.item_id}").permutation(len(items))
+        fit = sorted(
+            [items[at] for at in order], key=lambda one: bool(one.step_index) != bool(item.step_index)
+        )
         able = [one for one in fit if lacking(one, condition) is None]
         if not able:
             raise InputError(f"No reference item can be put under {condition}: resample needs one.")
@@ -153,7 +155,7 @@ class Donors:
         key = (condition, candidate, everywhere)
         if key not in self._means:
             means = RoleMeans()
-            for item in self.reference.items:
+            for item in self.reference.donors:
                 if lacking(item, condition) is None:
                     ask = self.ask(item, condition, candidate)
                     means.add(self.z(ask, everywhere), self.roles(ask, everywhere))

@@ -134,6 +134,10 @@ def parse_arms(args: argparse.Namespace) -> list[ArmSpec]:
     specs = [_parse(text, args) for text in given if text != UNABLATED]
     labels: dict[str, str] = {}
     for spec in specs:
+        if spec.label == UNABLATED:
+            raise InputError(
+                f"--ablate '{spec.text}' would be called '{UNABLATED}', as the whole model is: rename the file."
+            )
         if spec.label in labels:
             other = labels[spec.label]
             what = "is given twice" if other == spec.text else f"and '{other}' are one arm, {spec.label}"

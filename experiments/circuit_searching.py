@@ -65,11 +65,16 @@ class Search:
     args: argparse.Namespace
 
     @property
+    def summed(self) -> dict[Head, float]:
+        """Each head's estimated effect (nats), summed over the training items: what halves are ranked by."""
+        each = [self.estimates[item.item_id] for item in self.training.items]
+        return {head: sum(one[head] for one in each) for head in self.scores}
+
+    @property
     def pooled(self) -> dict[Head, float]:
         """Each head's estimated share of the training items' mean delta, a ratio of means: > 0 where it carries it."""
-        each = [self.estimates[item.item_id] for item in self.training.items]
         total = float(self.evaluations.deltas(self.training, self.evaluations.estimated).sum())
-        return {head: sum(one[head] for one in each) / total for head in self.scores}
+        return {head: effect / total for head, effect in self.summed.items()}
 
     def exact(self) -> dict[Head, float]:
         """Each head's effect alone, by the criterion, summed over the training items (nats)."""
@@ -108,7 +113,7 @@ def stability(search: Search, found: Mapping[str, Found], rng_for: RngFactory) -
 
     Returns:
         The columns of CIRCUIT_STABILITY. `exact` ranks heads by their own effects, alone, by the criterion; attribution
-        and the searches that start from it by the pooled estimates.
+        and the searches that start from it by the summed estimates.
     """
     training, args = search.training, search.args
     lines: list[dict[str, object]] = []
@@ -132,9 +137,9 @@ def stability(search: Search, found: Mapping[str, Found], rng_for: RngFactory) -
             for method in METHODS:
                 row = _about(method, level, label, one, other_half)
                 if method != "score":
-                    row |= _ranks(one.pooled, other_half.pooled)
+                    row |= _ranks(one.summed, other_half.summed)
                 wanted = level == searched and (method not in COSTLY or repeat < args.search_repeats)
-                if wanted and _has_delta(one) and _has_delta(other_half):
+                if wanted and _have_deltas(one, other_half):
                     row |= _sets(one.find(method), other_half.find(method))
                 lines.append(row)
     return pd.DataFrame(lines).reindex(columns=list(CIRCUIT_STABILITY))
@@ -195,9 +200,10 @@ def _ranks(one: Mapping[Head, float], other: Mapping[Head, float]) -> dict[str, 
     return {"kendall": kendall, "spearman": spearman, "spearman_within_layer": inside, **recalls}
 
 
-def _has_delta(search: Search) -> bool:
-    """Whether the mean difference of these items can be divided by."""
-    return abs(float(search.evaluations.deltas(search.training).mean())) >= MIN_DELTA
+def _have_deltas(*halves: Search) -> bool:
+    """Whether the mean differences of these items can be divided by, and are of one sign."""
+    means = [float(half.evaluations.deltas(half.training).mean()) for half in halves]
+    return min(map(abs, means)) >= MIN_DELTA and len({mean > 0 for mean in means}) == 1
 
 
 def scores_of(table: pd.DataFrame, by: str = "prefix_matching") -> dict[Head, float]:

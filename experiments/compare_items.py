@@ -80,7 +80,11 @@ def compare_items(
         )
     ok = within is None or (far is not None and abs(float(far["difference"])) <= within)
     if within is not None:
-        lines.append(f"{'Within' if ok else 'Not within'} {within:g} nats in every score and measure.")
+        met, alone = (int((pairs["found_in"] == side).sum()) for side in ("both", "published"))
+        lines.append(
+            f"{'Within' if ok else 'Not within'} {within:g} nats in every one of the {met} numbers that both have; "
+            f"{alone} published ones have no counterpart here."
+        )
     lines.append(f"written to {target} and {target.with_name('item_pairs.csv')}")
     return Report("\n".join(lines), ok)
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace as with_changes
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,7 @@ from probes.circuit_stability import (
 )
 from probes.families import family_lines
 from probes.items import Item, item_line, load_items, select_items
+from probes.placebo import with_unrelated
 
 CRITERION = Option("criterion", str, "necessity", "whose share must reach the target", KINDS)
 TARGET = Option("target", positive_number, 0.9, "share of the difference to reach")
@@ -229,11 +230,13 @@ def sets_to_test(session: Session, args: argparse.Namespace) -> tuple[list[ItemS
         env = missing[0] if missing else "none"
     if env != "none":
         values = {**vars(args), "items": None, "env": env}
-        further[env] = read_pool(argparse.Namespace(**values))
+        pool = read_pool(argparse.Namespace(**values))
+        further[env] = with_unrelated(pool, pool)
     for file in item_files(args.test_items):
         if file.stem in (TRAINING, OUTSIDE, *further):
             raise InputError(f"Rename {file}: '{file.stem}' is the name of another test set.")
-        further[file.stem] = load_items(file)
+        own = load_items(file)
+        further[file.stem] = with_unrelated(own, own)
     tests, left_out = [ItemSet(TRAINING, training), ItemSet(OUTSIDE, outside)], {}
     for label, pool in further.items():
         chosen = [
@@ -268,7 +271,8 @@ def write_tests(
 ) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
     """All tables that the found sets are tested in; returns circuit.csv, circuit_controls.csv, and notes."""
     args, model = search.args, session.model
-    controls, notes = controls_of(folder, session, args, found)
+    tested = {item.task_id for test in tests for item in test.items}
+    controls, notes = controls_of(folder, session, args, found, tested)
     subsets = subsets_of(found, args.subsets, session.rng_for)
     testing = Testing(
         *(search.evaluations, search.kind, args.target, found, controls, subsets),
@@ -295,9 +299,15 @@ def write_tests(
 
 
 def controls_of(
-    folder: RunFolder, session: Session, args: argparse.Namespace, found: Mapping[str, Found]
+    folder: RunFolder,
+    session: Session,
+    args: argparse.Namespace,
+    found: Mapping[str, Found],
+    tested: Collection[str],
 ) -> tuple[dict[str, dict[str, list[ControlSet]]], list[str]]:
     """Method → kind of control → its sets, read from circuit_sets.jsonl or drawn and written there; and notes.
+
+    No item of the `tested` tasks is a reference that sets are matched on.
 
     A kind that cannot be drawn for a set (no heads left, or heads that cost nothing) is noted, and has no sets. Random
     sets are drawn where half of all heads are left at least.
@@ -317,7 +327,7 @@ def controls_of(
                     why = "more than half of all heads are selected"
                 else:
                     if kind in ("norm", "damage") and reference is None:
-                        reference = reference_set(session, args)
+                        reference = reference_set(session, args, tested)
                     settings = argparse.Namespace(**{"by": "prefix_matching", **vars(args)})
                     try:
                         sets = control_sets(

@@ -14,6 +14,7 @@ import random
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from experiments.item_pools import read_pool
@@ -24,6 +25,7 @@ from mech.engine import Engine
 from mech.errors import InputError
 from mech.means import MeanZ, mean_z
 from probes.items import Item, item_line, load_items
+from probes.placebo import with_unrelated
 from probes.scoring import asks
 
 MIN_REFERENCE = (
@@ -41,13 +43,23 @@ _Prompt = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class ReferenceSet:
-    """Items of other tasks; `prompts`: their `pre` contexts as ids; `rng`: the stream that drew them, further on."""
+    """Items of other tasks than the measured ones.
+
+    `prompts`: their `pre` contexts as ids; `rng`: the stream that drew them, further on; `others`: all the items that
+    they were drawn from.
+    """
 
     items: list[Item]
     prompts: list[_Prompt]
     rng: random.Random
     file: str | None = None
+    others: Sequence[Item] = ()
     _means: dict[int, MeanZ] = field(default_factory=dict)
+
+    @cached_property
+    def donors(self) -> list[Item]:
+        """The items with what some conditions need of a pool (`probes.placebo`), from tasks that are not measured."""
+        return with_unrelated(self.items, [*self.items, *self.others])
 
     def mean_z(self, engine: Engine) -> MeanZ:
         """Mean z over all positions of the contexts; taken once for a model."""
@@ -129,7 +141,7 @@ def reference_set(session: Session, args: argparse.Namespace, tasks: Collection[
     prompts = _prompts(session, chosen)
     if n >= MIN_REFERENCE:
         chosen, prompts = _distinct(session, chosen, prompts, others, n, rng)
-    return ReferenceSet(chosen, prompts, rng, None if file is None else file.name)
+    return ReferenceSet(chosen, prompts, rng, None if file is None else file.name, others)
 
 
 def _distinct(

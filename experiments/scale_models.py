@@ -115,7 +115,11 @@ def is_done(place: Path, settings: Mapping[str, Any]) -> bool:
     if not (place / "run.json").is_file():
         return False
     found = read_run(place)["studies"].get("decomposition", {})
-    return bool(found.get("done")) and found["config_hash"] == config_hash(settings)
+    if not found.get("done"):
+        return False
+    # What the arms resolved to in this model (heads, hashes) follows from the settings and the model's own files.
+    asked = {name: value for name, value in found["config"].items() if name != "ablations"}
+    return config_hash(asked) == config_hash(settings)
 
 
 def read_summary(place: Path) -> pd.DataFrame:

@@ -289,7 +289,9 @@ CONDITIONS: Mapping[str, Condition] = {
     "abstract_forbids": _noted(lambda item, wording: wording.abstract_forbids(item.error_type, item.tool)),
 }
 
-MANIPULATIONS = tuple(name for name in CONDITIONS if name not in ("pre", "fail", "succ", "neut"))
+MANIPULATIONS = tuple(
+    name for name in CONDITIONS if name not in ("pre", "fail", "succ", "neut", "neut_other", "ack")
+)
 """The ways to write the failure otherwise, each measured against `fail`."""
 
 AS_LONG_AS: Mapping[str, str] = {

@@ -76,9 +76,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         Family("headline", "summary", "the mean of G is 0", (), _where("measure", HEADLINE)),
         Family("manipulations", "manipulations", _NO_CHANGE, ("model", "env")),
-        Family("orders", "decomposition", "the contrast of conditions is 0", ("model", "env")),
         Family("arms", "arms", _NO_CHANGE, ("model", "env", "measure", "family"), None, ("ablation",)),
-        Family("ablated decomposition", "arm_decomposition", _NO_CHANGE, ("model", "env", "quantity")),
         Family("carried", "carried", _BY_CHANCE, ("env",)),
         Family("knockout", "knockout", _BY_CHANCE, ("sources",)),
         Family("controls", "controls", _BY_CHANCE),
@@ -86,14 +84,13 @@ FAMILIES: dict[str, Family] = {
         Family(
             "circuit",
             "circuit_controls",
-            "the set carries no more than its control sets do, on the mean",
+            "the set carries as much as its control sets do, on the mean",
             (),
             _held_out,
         ),
         Family("path", "path", _BY_CHANCE),
         Family("direct", "direct", "the mean direct effect of the part is 0", ("direction", "kind")),
         Family("suppressors", "suppressors", "the mean effect of the head is 0", ("direction",)),
-        Family("placebos", "placebos", "the placebo's share is 0"),
         Family("rollout contrasts", "rollout_contrasts", _NO_CHANGE, ("model", "env"), _not_random("arm")),
         Family("rollout controls", "rollout_controls", _BY_CHANCE, ("model", "env")),
         Family(

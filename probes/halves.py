@@ -41,7 +41,7 @@ def halves(n_clusters: int, rng: np.random.Generator, n_splits: int = N_SPLITS) 
     """Pairs of disjoint halves of 0 … n_clusters − 1, all clusters used; of an odd number the second has one more.
 
     Returns:
-        `n_splits` splits drawn at random, or every distinct one where there are no more; none below FEWEST clusters.
+        `n_splits` distinct splits drawn at random, or every one where there are no more; none below FEWEST clusters.
     """
     if n_clusters < FEWEST:
         return []
@@ -51,7 +51,13 @@ def halves(n_clusters: int, rng: np.random.Generator, n_splits: int = N_SPLITS) 
     if distinct <= n_splits:
         chosen = [np.array(one) for one in combinations(range(n_clusters), size)][:distinct]
     else:
-        chosen = [np.sort(rng.permutation(n_clusters)[:size]) for _ in range(n_splits)]
+        drawn: dict[tuple[int, ...], Half] = {}
+        while len(drawn) < n_splits:
+            one = np.sort(rng.permutation(n_clusters)[:size])
+            if n_clusters % 2 == 0 and 0 not in one:  # the same split from its other side
+                one = np.setdiff1d(np.arange(n_clusters), one)
+            drawn.setdefault(tuple(one.tolist()), one)
+        chosen = list(drawn.values())
     return [(one, np.setdiff1d(np.arange(n_clusters), one)) for one in chosen]
 
 

@@ -192,7 +192,7 @@ def _among(found: float, drawn: Sequence[float], pairs: _Pairs) -> tuple[object,
     if not len(pairs.values):
         return (math.nan, len(drawn), math.nan, math.nan, math.nan, 0, *counts, math.nan)
     as_far = sum(abs(one) >= abs(found) - _TIE for one in drawn)
-    testable = abs(found) > _TIE and 1 / (len(drawn) + 1) <= 0.05
+    testable = 1 / (len(drawn) + 1) <= 0.05
     p = (as_far + 1) / (len(drawn) + 1) if testable else math.nan
     return (found, len(drawn), float(np.mean(drawn)), min(drawn), max(drawn), as_far, *counts, p)
 

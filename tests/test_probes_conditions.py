@@ -407,7 +407,7 @@ def test_condition_lists_are_read_once_each_in_order() -> None:
     assert parse_conditions("neut, pre,neut") == ("neut", "pre")
     assert parse_conditions("core,fail_k2,pre") == (*CORE, "fail_k2")
     assert parse_conditions("all") == tuple(CONDITIONS) == parse_conditions("all,core")
-    assert set(MANIPULATIONS) == set(CONDITIONS) - {"pre", "fail", "succ", "neut"}
+    assert set(MANIPULATIONS) == set(CONDITIONS) - {"pre", "fail", "succ", "neut", "neut_other", "ack"}
 
 
 def test_the_role_and_prefix_of_observations_come_from_the_wording(items: list[Item], tmp_path: Path) -> None:

@@ -215,14 +215,14 @@ def _reading(*conditions: str) -> set[str]:
             *("copy_matched", "G_neut_matched", "delta_neut_matched", "margin_copy_matched"),
         ],
         "neut_other": [
-            *("copy_other", "other_damage", "G_neut_other", "delta_neut_other"),
+            *("copy_other", "other_damage"),
             *("margin_copy_other", "margin_other_damage"),
         ],
         "mark": [
             *("sem_first", "copy_after", "interaction", "sem_ack", "interaction_ack", "G_mark", "delta_mark"),
             *("margin_sem_first", "margin_copy_after", "margin_interaction"),
         ],
-        "ack": ["sem_ack", "copy_ack", "interaction_ack", "G_ack", "delta_ack"],
+        "ack": ["sem_ack", "copy_ack", "interaction_ack"],
         "fail_early": ["G_fail_early", "delta_fail_early", "delta_fail_early_moved"],
     }
     return {name for condition in conditions for name in names[condition]}
