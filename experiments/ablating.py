@@ -260,7 +260,7 @@ class Replacement:
         found = []
         for draw, donor in enumerate(donors.of(ask.item, ask.condition, self.draws)):
             asked = donors.ask(donor, ask.condition, ask.candidate)
-            rng = donors.session.rng_for(f"donor positions/{ask.item.item_id}/{ask.condition}/{draw}")
+            rng = donors.session.rng_for(f"donor positions/{ask.item.item_id}/{draw}")
             z = resampled(
                 donors.z(asked, everywhere),
                 roles if everywhere else (),
@@ -286,6 +286,11 @@ class Replacement:
             )
         place: Where = "all" if where == "all" else "candidate"
         if self.how == "optimal":
+            if where == "all":
+                raise InputError(
+                    "Optimal constants are fitted at the positions that predict the action, and are not optimal "
+                    "elsewhere: set --where candidate (or @where=candidate)."
+                )
             return replace_heads(heads, self.fit(heads).z, place)
         if self.z is not None:
             return replace_heads(heads, self.z, place)

@@ -28,6 +28,7 @@ from mech.errors import InputError
 from probes.changes import off_target_changes
 from probes.contrast import FORMS
 from probes.dose import against_controls, dose_areas, dose_curve, share_removed
+from probes.families import corrected
 from probes.offtarget import LOSSES
 
 _KEYS: Sequence[str] = ("how", "set", "kind", "k", "item_id", "task_id")
@@ -153,7 +154,9 @@ def write_tables(
             parts["dose"].append(told(dose_areas(group, rng_for, shares)))
     for how, units in by_how(long_off_target(rows)):
         parts["offtarget"].append(_first(_changes(units, delta, delta_loss, rng_for), {"how": how}))
-    tables = Tables(**{name: pd.concat(found, ignore_index=True) for name, found in parts.items()})
+    whole = {name: pd.concat(found, ignore_index=True) for name, found in parts.items()}
+    whole |= {name: corrected(whole[name], name) for name in ("controls", "dose")}
+    tables = Tables(**whole)
     for name, table in vars(tables).items():
         folder.write_table(name, table)
     write_control_sets(folder, sets)

@@ -18,11 +18,12 @@ from typing import Any
 import pandas as pd
 
 from probes.contrast import METRICS
+from probes.dose import SINGLE_CONTROLS as SINGLE
 
 COLUMNS = (
     *("env", "from", "to", "metric", "method", "where", "direction", "k", "share", "ci_lo", "ci_hi"),
     *("controls", "n_controls", "control_mean", "control_lo", "control_hi", "percentile"),
-    *("p", "p_holm", "family_size", "excess", "excess_lo", "excess_hi", "excess_p", "excess_p_holm"),
+    *("p", "excess", "excess_lo", "excess_hi", "excess_p", "excess_p_holm", "family_size"),
     *(
         "n_draws",
         "draw_sd",
@@ -112,8 +113,7 @@ def from_ablation(
                     **{"env": env, "from": "pre", "to": "neut", "method": how, "where": "all"},
                     **{"direction": "necessity", "n_draws": 1},
                     **{name: row[name] for name in COLUMNS if name in row},
-                    **{name: against[name] for name in ("n_controls", "percentile")},
-                    **{name: against[name] for name in ("p", "p_holm", "family_size") if name in against},
+                    **{name: against[name] for name in ("n_controls", "percentile", "p")},
                     "controls": against["control"],
                     "control_mean": against["random_mean"],
                     "control_lo": against["random_lo"],
@@ -207,13 +207,13 @@ def _share(row: _Row) -> str:
 
 
 def _control(row: _Row) -> str:
-    """Mean with extremes and p of drawn sets; of one set, its interval."""
+    """Mean with the extremes of drawn sets; of one set, its interval."""
     if not row["n_controls"] or math.isnan(row["control_mean"]):
         return ""
-    if math.isnan(row["p"]):
+    if row["controls"] in SINGLE:
         return f"{_percent(row['control_mean'])}{_ends(row['control_lo'], row['control_hi'])}"
     ends = f"{100 * row['control_lo']:.0f} to {100 * row['control_hi']:.0f}"
-    return f"{_percent(row['control_mean'])} ({ends}; p {row['p']:.2f})".replace("-", "−")
+    return f"{_percent(row['control_mean'])} ({ends})".replace("-", "−")
 
 
 def _excess(row: _Row) -> str:

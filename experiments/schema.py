@@ -122,7 +122,7 @@ KNOCKOUT = (
 CARRIED = (
     *("env", "from", "to", "metric", "method", "direction", "set", "k", "share", "ci_lo", "ci_hi"),
     *("effect_nats", "controls", "n_controls", "control_mean", "control_lo", "control_hi", "percentile"),
-    *("p", "p_holm", "family_size", "excess", "excess_lo", "excess_hi", "excess_p", "excess_p_holm"),
+    *("p", "excess", "excess_lo", "excess_hi", "excess_p", "excess_p_holm", "family_size"),
     *("n_draws", "draw_sd", "n", "n_clusters"),
 )
 # quantity: reference (log p of the reference action) or sem (the mark of failure); change: paired, nats.
@@ -165,12 +165,12 @@ REMOVED = (
 # control: the kind of the controls that random_… speaks of; percentile: of 100 controls, how many remove less.
 CONTROLS = (
     *("how", "metric", "set", "k", "share", "random_mean", "random_lo", "random_hi", "n_controls", "p"),
-    *("control", "percentile"),
+    *("p_holm", "family_size", "control", "percentile"),
 )
 # The dose curve's area (mean share over 0 … k_max) against those of the controls; trend: Spearman of share on k.
 DOSE = (
     *("how", "metric", "measure", "control", "k_max", "n_sizes", "area", "ci_lo", "ci_hi", "trend"),
-    *("control_mean", "control_lo", "control_hi", "n_controls", "p", "percentile"),
+    *("control_mean", "control_lo", "control_hi", "n_controls", "p", "p_holm", "family_size", "percentile"),
     *("n", "n_clusters", "flagged"),
 )
 # found must meet expected (behaves), the counterpart on the same items be alive, and the minimal detectable effect

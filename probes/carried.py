@@ -13,7 +13,9 @@
     excess     share of the set − mean share of its controls, item by item before it is summed; its p: `probes.stats`
     percentile of 100 controls, how many carry less than the set;  p = (b + 1) / (m + 1), b of m carry as much or more
     draw_sd    resample: SD over draws of the share that one draw of every item gives; an item's effect is the mean over
-               draws with donors of its own, so the interval over items holds the variance of the draw already
+               draws in an order of donors of its own: the interval over items holds the variance of the draws, not
+               that of the reference set which all are from. Controls take fewer draws: excess, percentile and p compare
+               them with the selected set under the same first draws
 
 Controls of kind random, norm, damage, strength and direction are drawn: their mean, extremes, p and percentile. Of
 previous_token, sink and complement there is one set: its share (control_mean) with its interval (control_lo,
@@ -75,7 +77,8 @@ def carried(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> 
         rows: env, from, to, metric, item_id, task_id, method, set, kind (selected, or a kind of control), k,
             effect_nats and delta (the item's TO − FROM in this metric): one row an item, pair, metric, method and set;
             every set on every item of its environment. `draws`, where it is a column: the effects of single draws, or
-            nothing.
+            nothing; `paired_nats`, likewise: the effect that the controls of a selected set are compared with (under
+            the draws that they took), in place of effect_nats.
         rng_for: gives the streams `carried/ENV/FROM>TO/METHOD`, the same for all metrics.
         n_draws: bootstrap draws.
 
@@ -91,11 +94,14 @@ def carried(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> 
     keys = ["env", *_PAIR, "method", "metric"]
     for (env, low, high, method, metric), group in rows.groupby(keys, sort=False):
         effects = rectangle(group, ["kind", "set", "k"], "effect_nats")
+        paired = effects
+        if "paired_nats" in group.columns:
+            paired = rectangle(group, ["kind", "set", "k"], "paired_nats")
         items = by_item(group, effects.index)
         rng = rng_for(f"carried/{env}/{low}>{high}/{method}")
         direction = "necessity" if method in NECESSITY else "sufficiency"
         spread = _draw_spread(group, float(items["delta"].sum()))
-        for cells in _of_method(effects, items, spread, rng, n_draws):
+        for cells in _of_method(effects, paired, items, spread, rng, n_draws):
             lines.append((env, low, high, metric, method, direction, *cells))
     return pd.DataFrame(lines, columns=list(CARRIED))
 
@@ -119,6 +125,7 @@ def _draw_spread(group: pd.DataFrame, delta: float) -> dict[str, tuple[int, floa
 
 def _of_method(
     effects: pd.DataFrame,
+    paired: pd.DataFrame,
     items: pd.DataFrame,
     spread: dict[str, tuple[int, float]],
     rng: np.random.Generator,
@@ -137,7 +144,7 @@ def _of_method(
         own = effects[column].to_numpy(float)
         against = effects[_controls(effects, kind, column)].to_numpy(float)
         mean = against.mean(axis=1) if against.size else np.full_like(own, math.nan)
-        columns += [own, own - mean, mean]
+        columns += [own, paired[column].to_numpy(float) - mean, mean]
     over = np.repeat(delta[:, None], len(columns), axis=1)
     found = cluster_ratios(np.stack(columns, axis=1), over, items["task_id"], rng, n_draws)
     lines: list[tuple[object, ...]] = []
@@ -148,7 +155,8 @@ def _of_method(
         if kind in SINGLE_CONTROLS:
             cells = (len(shares), *_cells(beside, small), math.nan, math.nan)
         else:
-            mean, low, high, m, p, percentile = among(share.mean, shares)
+            compared = float(paired[column].sum() / delta.sum()) if not small else math.nan
+            mean, low, high, m, p, percentile = among(compared, shares)
             cells = (m, mean, low, high, percentile, p)
         undefined = small or not kind
         label, k = column[1], int(column[2])

@@ -133,6 +133,10 @@ def against_controls(removed: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["set", "k", *names])
 
 
+FEWEST_DRAWN = 19
+"""Control sets below which the smallest p, 1 / (m + 1), is above .05: there is none."""
+
+
 def among(
     value: float, controls: Float[np.ndarray, " control"]
 ) -> tuple[float, float, float, int, float, float]:
@@ -140,7 +144,8 @@ def among(
     m = len(controls)
     if m == 0 or np.isnan(controls).any() or math.isnan(value):
         return (math.nan,) * 3 + (m, math.nan, math.nan)
-    p = (int((controls >= value).sum()) + 1) / (m + 1)
+    # With fewer than 19 sets p cannot reach .05.
+    p = (int((controls >= value).sum()) + 1) / (m + 1) if m >= FEWEST_DRAWN else math.nan
     spread = (float(controls.mean()), float(controls.min()), float(controls.max()))
     return (*spread, m, p, 100 * float((controls < value).mean()))
 

@@ -21,7 +21,7 @@ from jaxtyping import Float
 
 from mech.errors import InputError
 
-READ_ALONE = ("metric", "ablation", "from", "to", "pair")
+READ_ALONE = ("metric", "ablation", "how", "from", "to", "pair")
 """Columns that part every family of a table that has them."""
 HEADLINE = "G"
 ADDED = ("p_holm", "family_size")
@@ -77,7 +77,7 @@ FAMILIES: dict[str, Family] = {
         Family("headline", "summary", "the mean of G is 0", (), _where("measure", HEADLINE)),
         Family("manipulations", "manipulations", _NO_CHANGE, ("model", "env")),
         Family("arms", "arms", _NO_CHANGE, ("model", "env", "measure", "family"), None, ("ablation",)),
-        Family("carried", "carried", _BY_CHANCE, ("env",)),
+        Family("carried", "carried", "the set carries as much as its control sets do, on the mean", ("env",)),
         Family("knockout", "knockout", _BY_CHANCE, ("sources",)),
         Family("controls", "controls", _BY_CHANCE),
         Family("dose", "dose", _BY_CHANCE, ("measure",)),

@@ -66,13 +66,17 @@ def effect(
 
 
 def long_joint(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The effects of every set in every metric (LONG, and `draws`), and what selected sets do off target (OFF)."""
+    """The effects of every set in every metric (LONG and two more columns), and what selected sets do off target (OFF).
+
+    `draws` are the effects of a selected set's single draws. `paired_nats` is what controls are compared with: where
+    they take fewer draws than the selected set, its effect under the same first draws; elsewhere the effect itself.
+    """
     effects: list[list[Any]] = []
     off: list[list[Any]] = []
     for row in rows.to_dict("records"):
         effects += _effects(row)
         off += _off_target(row)
-    long = pd.DataFrame(effects, columns=[*LONG, "draws"])
+    long = pd.DataFrame(effects, columns=[*LONG, "draws", "paired_nats"])
     return long, pd.DataFrame(off, columns=list(OFF))
 
 
@@ -90,15 +94,20 @@ def _effects(row: Mapping[str, Any]) -> list[list[Any]]:
         return metrics_of(row["n_tokens"], found)
 
     lines = []
-    for label in row["under"][f"{FAILED}|{acts[0]}"]:
+    labels = row["under"][f"{FAILED}|{acts[0]}"]
+    controls = [label for label in labels if kind_and_size(label)[0] != "selected"]
+    n_paired = min((max(1, len(_draws(row["draws"], one, terms, acts))) for one in controls), default=0)
+    for label in labels:
         kind, k = kind_and_size(label)
         under = {term: {name: row["under"][f"{term}|{name}"][label] for name in acts} for term in terms}
         singles = _draws(row["draws"], label, terms, acts)
         drawn = [of(one) for one in singles] if kind == "selected" else []
         for metric, value in of(under).items():
             draws = [one[metric] for one in drawn] or None
+            first = draws[:n_paired] if draws else []
+            paired = sum(first) / len(first) if first else value
             keys = [row["env"], low, high, metric, row["item_id"], row["task_id"], method, label, kind, k]
-            lines.append([*keys, value, delta[metric], draws])
+            lines.append([*keys, value, delta[metric], draws, paired])
     return lines
 
 
