@@ -37,11 +37,28 @@ class MeanZ:
 
 @torch.no_grad()
 def mean_z(engine: Engine, sequences: Sequence[Sequence[int]]) -> MeanZ:
-    """Mean z of every head over the positions of these sequences; their common prefix is run once.
+    """Mean z of every head over the positions of these sequences.
 
-    Two packed forwards, or one more for every MEAN_NODES tokens behind that prefix (attention in a row grows with the
-    square of its length).
+    Sequences that begin alike (with one system prompt) are run together, what they share once: two packed forwards for
+    each such family, or one more for every MEAN_NODES tokens behind the shared prefix (attention in a row grows with
+    the square of its length).
     """
+    model = engine.model
+    total = torch.zeros(
+        model.n_layers, model.n_heads * model.d_head, dtype=torch.float64, device=model.device
+    )
+    for family in _families(sequences):
+        total += _summed(engine, family)
+    n_positions = sum(map(len, sequences))
+    mean = einops.rearrange(
+        total / n_positions, "layer (head d_head) -> layer head d_head", head=model.n_heads
+    )
+    digest = hashlib.sha256(repr([tuple(sequence) for sequence in sequences]).encode()).hexdigest()
+    return MeanZ(mean.to(model.dtype), n_positions, digest)
+
+
+def _summed(engine: Engine, sequences: Sequence[Sequence[int]]) -> Float[Tensor, "layer width"]:
+    """Sum of z over the positions of sequences whose common prefix is run once."""
     model = engine.model
     names = everything_names(model, "attn.hook_z")
     shared = common_prefix(sequences) if len(sequences) > 1 else 0
@@ -62,12 +79,25 @@ def mean_z(engine: Engine, sequences: Sequence[Sequence[int]]) -> MeanZ:
         total += torch.stack([_weighted(run, name, weights) for name in names])
         if prefix is not None:
             trunk = trunk.extend(prefix, run.keys, run.values)
-    n_positions = sum(map(len, sequences))
-    mean = einops.rearrange(
-        total / n_positions, "layer (head d_head) -> layer head d_head", head=model.n_heads
-    )
-    digest = hashlib.sha256(repr([tuple(sequence) for sequence in sequences]).encode()).hexdigest()
-    return MeanZ(mean.to(model.dtype), n_positions, digest)
+    return total
+
+
+def _families(sequences: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
+    """Sequences by what they begin with: each joins the first family with whose first member it shares half of itself.
+
+    All are one family where that is so of all, or where they are short enough to be one row.
+    """
+    if sum(map(len, sequences)) <= MEAN_NODES:
+        return [list(sequences)]
+    families: list[list[Sequence[int]]] = []
+    for sequence in sequences:
+        for family in families:
+            if 2 * common_prefix([family[0], sequence]) >= min(len(family[0]), len(sequence)):
+                family.append(sequence)
+                break
+        else:
+            families.append([sequence])
+    return families
 
 
 def _groups(paths: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:

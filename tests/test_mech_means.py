@@ -93,3 +93,16 @@ def test_many_tokens_take_more_rows_and_give_the_same_mean(
     engine = Engine(model)
     torch.testing.assert_close(mean_z(engine, SEQUENCES).z, whole.z, rtol=0, atol=FP64)
     assert engine.meter.ran > 2 and mean_z(engine, SEQUENCES).sha256 == whole.sha256
+
+
+def test_sequences_with_several_beginnings_are_run_by_beginning_and_give_the_same_mean(
+    tiny_folder: FolderFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mech.means.MEAN_NODES", 12)
+    model = tiny_model(tiny_folder, "llama")
+    other = tuple(reversed(STEM))
+    sequences = [(*STEM, 9), (*other, 7, 8), (*STEM, 11, 12), (*other, 3), (5, 6)]
+    engine = Engine(model)
+    found = mean_z(engine, sequences)
+    torch.testing.assert_close(found.z, plain_mean(model, sequences), rtol=0, atol=FP64)
+    assert engine.meter.ran == 5  # two beginnings with what follows them, and a sequence alone
