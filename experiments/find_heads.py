@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import pandas as pd
 
@@ -74,9 +76,18 @@ def run(args: argparse.Namespace) -> Report:
     return Report(f"{frame_text(best)}\nselected {chosen}\nset {chosen.sha256[:12]}, written to {args.out}")
 
 
+_Scored = dict[tuple[int, int, int], pd.DataFrame]
+_SCORED: WeakKeyDictionary[Any, _Scored] = WeakKeyDictionary()
+"""A loaded model → its head scores so far: a study of several sets asks for one ranking many times."""
+
+
 def score_heads(model: Model, seed: int, n_sequences: int = 8, length: int = 48) -> pd.DataFrame:
-    """Scores of all heads; the sequences depend on the seed and the vocabulary only."""
-    return head_scores(model, random_sequences(model, seed, n_sequences, length))
+    """Scores of all heads, once for a loaded model; the sequences depend on the seed and the vocabulary only."""
+    scored = _SCORED.setdefault(model.bridge, {})
+    key = (seed, n_sequences, length)
+    if key not in scored:
+        scored[key] = head_scores(model, random_sequences(model, seed, n_sequences, length))
+    return scored[key].copy()
 
 
 def random_sequences(model: Model, seed: int, n_sequences: int, length: int) -> RepeatedTokens:

@@ -86,6 +86,12 @@ def exact_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.functional, "softmax", softmax)
 
 
+@pytest.fixture
+def few_control_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a rank among fewer than nineteen control sets have its p, so that a test can check the formula on three."""
+    monkeypatch.setattr("probes.dose.FEWEST_DRAWN", 1)
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Any:
     """The bundled real model, loaded once: read-only, evaluation mode, float32."""

@@ -113,7 +113,7 @@ def write_controls(run: Path, rng: np.random.Generator) -> None:
     """Write controls.csv, offtarget.csv and agreement.csv."""
     sizes, kinds = (4, 8, 16, 32), ("random", "norm")
     controls = [
-        ("mean", "logprob", f"top{k}", k, 0.8, 0.0, -0.1, 0.1, 20, 1 / 21, kind, 95.0 + place)
+        ("mean", "logprob", f"top{k}", k, 0.8, 0.0, -0.1, 0.1, 20, 1 / 21, 8 / 21, 8, kind, 95.0 + place)
         for k in sizes
         for place, kind in enumerate(kinds)
     ]
@@ -384,7 +384,7 @@ def _carried(rng: np.random.Generator) -> pd.DataFrame:
                             "control_lo": control - 0.05,
                             "control_hi": control + 0.07,
                         },
-                        **{"percentile": 100.0, "p": 1 / 21, "p_holm": 1.0, "family_size": 64},
+                        **{"percentile": 100.0, "p": 1 / 21, "family_size": 64},
                         **{"excess": share - control, "excess_lo": share - control - 0.1},
                         **{"excess_hi": share - control + 0.1, "excess_p": 0.001, "excess_p_holm": 0.06},
                         **{"n_draws": 1, "draw_sd": np.nan, "n": 24, "n_clusters": 22},

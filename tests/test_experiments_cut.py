@@ -22,6 +22,7 @@ WORDING = load_wording()
 WORDS = ["--k", "2", "--controls", "1"]
 
 
+@pytest.mark.usefixtures("few_control_sets")
 def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shell) -> None:
     said = shell.ran("cut", *WORDS)
     shell.ran("cut", *WORDS, "--engine", "reference", out="slow")

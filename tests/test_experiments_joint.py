@@ -26,6 +26,7 @@ from probes.contrast import FORMS, contrast_of
 from probes.items import dump_items
 from probes.joint_effects import effect, kind_and_size
 from probes.metric_sums import metrics_of
+from probes.placebo import with_unrelated
 from probes.wording import load_wording
 from tests.mech_cases import FolderFactory, one_thread  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS, Shell, loaded_once, shell  # noqa: F401 - a fixture
@@ -51,6 +52,7 @@ def rows_of(at: Decision, sets: dict[str, Sets], puts: dict[str, Replacement]) -
     return item_rows(at, sets, puts, lambda method, kind: 1, "settings", {})
 
 
+@pytest.mark.usefixtures("few_control_sets")
 def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shell) -> None:
     said = shell.ran("joint", *words(shell))
     shell.ran("joint", *words(shell, "--engine", "reference"), out="slow")
@@ -92,13 +94,14 @@ def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shel
                 sum(effect_on(row, label)[metric] for row in chosen) / copy
                 for label in ("top2", "top2/random0", "top2/random1")[: 1 + draws]
             ]
+            # A control takes one draw of donors: what it is compared with is the set under the same draw.
+            paired = sum(effect_on(first_draw(row, "top2"), "top2")[metric] for row in chosen) / copy
+            assert (paired == shares[0]) == (method != "resample")
             found = cells.loc[(metric, method, "random", 2)]
             assert found["share"] == pytest.approx(shares[0])
             assert found["control_mean"] == pytest.approx(np.mean(shares[1:]))
-            assert found["excess"] == pytest.approx(shares[0] - np.mean(shares[1:]))
-            assert found["p"] == pytest.approx(
-                (sum(one >= shares[0] for one in shares[1:]) + 1) / (draws + 1)
-            )
+            assert found["excess"] == pytest.approx(paired - np.mean(shares[1:]))
+            assert found["p"] == pytest.approx((sum(one >= paired for one in shares[1:]) + 1) / (draws + 1))
             assert found["n_controls"] == draws and found["n"] == len(SHORT)
     single = cells.loc[("margin", "noise", "complement", 2)]
     assert single["n_controls"] == 1 and np.isnan(single["p"]) and np.isnan(single["percentile"])
@@ -111,6 +114,15 @@ def difference(row: dict) -> dict[str, float]:
     return metrics_of(
         terms, {term: row["whole"][f"{term}|neut"] - row["whole"][f"{term}|pre"] for term in terms}
     )
+
+
+def first_draw(row: dict, label: str) -> dict:
+    """The row as if the set had taken its first draw alone."""
+    under = {term: dict(values) for term, values in row["under"].items()}
+    for term, values in row["draws"].items():
+        if label in values:
+            under[term][label] = values[label][0]
+    return {**row, "under": under}
 
 
 def effect_on(row: dict, label: str) -> dict[str, float]:
@@ -167,7 +179,7 @@ def test_all_heads_together_are_the_other_run_in_any_pair(shell: Shell) -> None:
     puts = {"zero": Replacement("zero")}
     methods = ["noise", "denoise", "zero"]
     for low, high in (PAIR, ("neut_other", "neut"), ("neut", "fail")):
-        for item in SHORT[1:3]:
+        for item in with_unrelated(SHORT[1:3], ITEMS):
             at = decision(session, item, (low, high), methods)
             noise, denoise, zero = rows_of(at, dict.fromkeys(methods, everyone), puts)
             whole = noise["whole"]

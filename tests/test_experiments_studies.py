@@ -510,6 +510,7 @@ def test_ablate_measures_no_heads_the_selected_and_their_controls(shell: Shell) 
     assert set(shell.table("controls")["n_controls"]) == {2}
 
 
+@pytest.mark.usefixtures("few_control_sets")
 def test_ablate_ranks_each_set_among_controls_of_each_kind_and_says_what_else_it_changes(
     shell: Shell,
 ) -> None:

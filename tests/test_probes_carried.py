@@ -58,9 +58,9 @@ def test_a_share_is_a_ratio_of_sums_and_controls_stand_beside_it_by_kind() -> No
         (0.15, 0.1, 0.2)
     )
     assert random["excess"] == pytest.approx(24 / 40)
-    assert random["percentile"] == 100.0 and random["p"] == pytest.approx(1 / 3)
+    assert random["percentile"] == 100.0 and np.isnan(random["p"])  # two sets: .05 is out of reach
     assert norm["control_mean"] == pytest.approx(36 / 40)
-    assert norm["percentile"] == 0.0 and norm["p"] == 1.0
+    assert norm["percentile"] == 0.0
     assert np.isnan(random["ci_lo"]) and random["n_clusters"] == 2  # too few for an interval
 
 
@@ -103,7 +103,7 @@ def test_off_target_changes_are_paired_and_equivalent_only_inside_the_bound() ->
 
 
 def test_the_columns_are_the_schemas() -> None:
-    holm = {"p_holm", "family_size", "excess_p_holm"}
+    holm = {"family_size", "excess_p_holm"}
     assert tuple(name for name in TABLES["carried"] if name not in holm) == CARRIED
     assert TABLES["carried_offtarget"] == OFF_TARGET
 
@@ -116,7 +116,25 @@ def test_controls_belong_to_the_set_they_are_named_after() -> None:
     assert (table["n_controls"] == 2).all() and table.loc["top4", "control_hi"] == pytest.approx(0.2)
     equal = few.assign(effect_nats=5.0)
     [line] = carried(equal, rng_for, DRAWS).to_dict("records")
-    assert line["percentile"] == 0.0 and line["p"] == 1.0
+    assert line["percentile"] == 0.0
+
+
+def test_a_rank_among_controls_has_a_p_from_nineteen_sets_on() -> None:
+    own = [4.0, 5.0, 6.0, 7.0, 5.0, 6.0]
+
+    def p(n: int, better: int) -> float:
+        sets = {f"top16/random{i}": [9.0 if i < better else 1.0] * 6 for i in range(n)}
+        [line] = carried(many({"top16": own, **sets}), rng_for, DRAWS).to_dict("records")
+        return float(line["p"])
+
+    assert np.isnan(p(18, 0)) and p(19, 0) == pytest.approx(1 / 20) and p(19, 3) == pytest.approx(4 / 20)
+
+
+def test_controls_of_fewer_draws_are_compared_with_the_same_draws_of_the_set() -> None:
+    rows = many({"top16": [6.0] * 6, "top16/random0": [2.0] * 6})
+    rows["paired_nats"] = rows["effect_nats"].where(rows["set"] != "top16", 3.0)
+    [line] = carried(rows, rng_for, DRAWS).to_dict("records")
+    assert line["share"] == pytest.approx(0.6) and line["excess"] == pytest.approx(0.1)
 
 
 def many(effects: dict[str, list[float]], delta: float = 10.0) -> pd.DataFrame:
@@ -147,7 +165,7 @@ def test_of_a_kind_with_one_set_there_is_a_share_with_its_interval_and_no_p() ->
     sink, random = (table[table["controls"] == kind].iloc[0] for kind in ("sink", "random"))
     assert sink["control_mean"] == pytest.approx(sum(other) / 80) == random["control_mean"]
     assert sink["control_lo"] < sink["control_mean"] < sink["control_hi"] and sink["n_controls"] == 1
-    assert np.isnan(sink["p"]) and np.isnan(sink["percentile"]) and random["p"] == 0.5
+    assert np.isnan(sink["p"]) and np.isnan(sink["percentile"]) and np.isnan(random["p"])
     assert random["control_lo"] == random["control_hi"] == random["control_mean"]  # extremes over one draw
     # All eight clusters are above their controls: the sign-flip test has 2 of 256 patterns as extreme.
     assert sink["excess_p"] == random["excess_p"] == pytest.approx(2 / 256)

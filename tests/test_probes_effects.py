@@ -230,6 +230,7 @@ def test_a_paired_share_is_narrower_than_its_parts() -> None:
     assert found["share"] == found["ci_lo"] == pytest.approx(0.8) and found["ci_hi"] == pytest.approx(0.8)
 
 
+@pytest.mark.usefixtures("few_control_sets")
 def test_a_selected_set_is_ranked_among_the_random_ones_of_its_size() -> None:
     found = dose.against_controls(dose.share_removed(_ablated(CURVE), _rng, n_draws=100)).set_index("set")
     assert found.loc["top:4", "p"] == 1 / 4 and found.loc["top:16", "p"] == 1 / 5
