@@ -95,6 +95,7 @@ def write_run(run: Path, seed: int = 0, only_heads: bool = False) -> Path:
         write_measurement(run, seed=seed + 1)
         write_patching(run)
         write_rollouts(run)
+        write_item_pairs(run)
     rng = np.random.default_rng(seed)
     heads = _heads(rng)
     heads.to_csv(run / "heads.csv", index=False)
@@ -107,6 +108,25 @@ def write_run(run: Path, seed: int = 0, only_heads: bool = False) -> Path:
     if not only_heads:
         write_circuit(run, heads)
     return run
+
+
+def write_item_pairs(run: Path) -> None:
+    """Write item_pairs.csv: scores and G of ten items, ours near the published ones."""
+    keys = {"model": "m", "env": "toolshed", "unit": "nats", "found_in": "both"}
+    rows = [
+        {
+            **keys,
+            **{"kind": kind, "item_id": f"i{item}", "condition": condition, "candidate": candidate},
+            **{"measure": measure, "ours": -10.0 - item, "published": -10.1 - item, "difference": 0.1},
+        }
+        for item in range(10)
+        for kind, condition, candidate, measure in (
+            ("score", "pre", "failed", "logprob"),
+            ("score", "fail", "gold", "logprob"),
+            ("measure", "-", "-", "G"),
+        )
+    ]
+    pd.DataFrame(rows).reindex(columns=list(TABLES["item_pairs"])).to_csv(run / "item_pairs.csv", index=False)
 
 
 def write_controls(run: Path, rng: np.random.Generator) -> None:
