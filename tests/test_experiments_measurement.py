@@ -160,7 +160,7 @@ def test_scaling_puts_many_models_into_one_table_and_runs_none_twice(
     fits = shell.table("scaling_fit")
     assert fits[fits["group"] == "all"]["n_models"].tolist() == [3]
     summary = shell.table("summary")
-    assert summary["p_holm"].notna().sum() == 3
+    assert summary["p_holm"].isna().all()  # three tasks: no test
     subfolder = json.loads((shell.tmp / "run" / models[0].name / "run.json").read_text())
     assert subfolder["studies"]["decomposition"]["done"]
     before = contents(shell.tmp / "run")
