@@ -24,7 +24,19 @@ from tests.study_cases import ITEMS, Shell, shell  # noqa: F401 - a fixture
 
 ALL: dict[str, Study] = {name: import_module(module).STUDY for name, module in STUDIES.items()}
 OPTIONS = [(name, option) for name, study in ALL.items() for option in study.options]
-PRESENTATION = {"out", "cache", "quiet", "keep", "format", "models", "plan", "with", "cluster", "metric", "within"}
+PRESENTATION = {
+    "out",
+    "cache",
+    "quiet",
+    "keep",
+    "format",
+    "models",
+    "plan",
+    "with",
+    "cluster",
+    "metric",
+    "within",
+}
 OTHERWISE = {("circuit", "metric"): False, ("calibrate", "from"): True}
 """(study, option) → whether it only presents, where that is not so of all options of its name."""
 

@@ -167,8 +167,8 @@ def test_of_a_kind_with_one_set_there_is_a_share_with_its_interval_and_no_p() ->
     assert sink["control_lo"] < sink["control_mean"] < sink["control_hi"] and sink["n_controls"] == 1
     assert np.isnan(sink["p"]) and np.isnan(sink["percentile"]) and np.isnan(random["p"])
     assert random["control_lo"] == random["control_hi"] == random["control_mean"]  # extremes over one draw
-    # All eight clusters are above their controls: the sign-flip test has 2 of 256 patterns as extreme.
-    assert sink["excess_p"] == random["excess_p"] == pytest.approx(2 / 256)
+    # All eight clusters are above their controls: 2 of 256 flips are as extreme (p is the interval's, if that is more).
+    assert 2 / 256 <= sink["excess_p"] == random["excess_p"] < 0.012
     assert sink["excess_lo"] > 0
 
 

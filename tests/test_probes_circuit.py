@@ -185,12 +185,8 @@ def test_a_difference_that_may_be_zero_is_refused_in_one_sentence() -> None:
 
 def test_a_share_beside_random_ones() -> None:
     found = against_random(0.9, [0.1, 0.5, 0.9, 1.2])
-    assert (found.random_mean, found.percentile, found.p, found.n_controls) == (
-        pytest.approx(0.675),
-        50.0,
-        3 / 5,
-        4,
-    )
+    assert (found.random_mean, found.percentile, found.n_controls) == (pytest.approx(0.675), 50.0, 4)
+    assert math.isnan(found.p)  # of four sets .05 is out of reach
     assert against_random(0.9, [0.1] * 19).p == 1 / 20
     assert math.isnan(against_random(0.9, []).p) and math.isnan(against_random(math.nan, [0.1]).p)
 
