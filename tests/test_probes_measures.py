@@ -260,6 +260,7 @@ def test_without_the_failure_only_what_was_before_is_measured() -> None:
         *("p_repeat_pre", "p_repeat2_pre", "p_repeat4_pre", "p_repeat_exact_pre"),
         *("copy_other", "other_damage", "sem_first", "sem_first_min", "sem_ack", "copy_ack", "margin_copy"),
         *("margin_copy_matched", "margin_copy_other", "margin_other_damage", "margin_sem_first"),
+        "margin_sem_first_min",
         *(f"G_{name}" for name in MANIPULATIONS),
     }
 

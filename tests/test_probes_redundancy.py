@@ -92,9 +92,9 @@ def test_rows_that_could_only_give_wrong_numbers_are_refused() -> None:
         (noise.assign(direction="up"), MEMBERS, "'up' is not a direction"),
         (noise[noise["part"] != "mlp1"], MEMBERS, "'mlp1' of the set 'both' was not patched under noise"),
         (
-            noise[(noise["part"] != "mlp1") | (noise["item_id"] != "b")],
+            noise[(noise["part"] != "mlp1") | (noise["item_id"] != "b0")],
             MEMBERS,
-            "Item b has no effect of mlp1",
+            "Item b0 has no effect of mlp1",
         ),
         (noise, {"both": ["mlp1"]}, "at least two parts"),
         (noise, {"both": ["mlp1", "mlp1"]}, "each once"),
