@@ -246,7 +246,7 @@ def _means(shape: Shape) -> Callable[[np.random.Generator, int, int], Block]:
 
 def _medians(shape: Shape) -> Callable[[np.random.Generator, int, int], Block]:
     """Values less the median of their distribution, which a large sample gives."""
-    sample = _values(shape, np.random.default_rng(0), np.repeat(np.arange(50_000), 4), 1)
+    sample = _values(shape, np.random.Generator(np.random.PCG64(0)), np.repeat(np.arange(50_000), 4), 1)
     middle = float(np.median(sample))
 
     def draw(rng: np.random.Generator, n_clusters: int, size: int) -> Block:

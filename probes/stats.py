@@ -201,7 +201,7 @@ def cluster_rate(values: npt.ArrayLike, clusters: npt.ArrayLike, level: float = 
     Raises:
         InputError: as `cluster_bootstrap`.
     """
-    found = cluster_bootstrap(values, clusters, np.random.default_rng(0), 0, level, RATE)
+    found = cluster_bootstrap(values, clusters, np.random.Generator(np.random.PCG64(0)), 0, level, RATE)
     return Interval(
         found.mean, found.lo, found.hi, found.n, found.n_clusters, math.nan, found.degenerate, found.deff
     )

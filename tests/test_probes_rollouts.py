@@ -320,7 +320,9 @@ def test_chosen_heads_stand_among_random_sets_on_the_same_rollouts() -> None:
     assert np.isnan(few["p"]) and few["family_size"] == 0  # 1 / 19 is above .05
     assert controls(_with_controls(19, 0)).set_index("metric").loc["stuck", "p"] == pytest.approx(1 / 20)
     same = controls(_with_controls(20, 0)).set_index("metric").loc["solved"]
-    assert same["difference"] == 0 and same["p"] == 1  # all sets change as much: a test like any other, and a member
+    assert (
+        same["difference"] == 0 and same["p"] == 1
+    )  # all sets change as much: a test like any other, and a member
 
 
 def test_a_rollout_that_one_control_leaves_undefined_is_compared_in_none() -> None:
