@@ -48,8 +48,15 @@ def test_rows_under_an_ablation_are_those_of_the_intervention(shell: Shell) -> N
     assert about["heads"] == HEADS and about["sha256"] == HeadSet.parse(HEADS).sha256
 
 
-@pytest.mark.parametrize("how", ["mean", "optimal", "scale"])
-@pytest.mark.parametrize("where", ["all", "candidate"])
+def test_optimal_constants_are_of_the_candidate_positions_alone(shell: Shell) -> None:
+    said = shell("probe", "--ablate", HEADS, "--how", "optimal", "--where", "all", "--limit", "1")
+    assert said.code == 2 and "are not optimal elsewhere" in said.err[-1]
+
+
+@pytest.mark.parametrize(
+    ("how", "where"),
+    [("mean", "all"), ("scale", "all"), ("mean", "candidate"), ("scale", "candidate"), ("optimal", "candidate")],
+)
 def test_every_way_of_ablating_agrees_with_full_forwards_and_changes_the_rows(
     how: str, where: str, shell: Shell
 ) -> None:
