@@ -99,7 +99,7 @@ def test_the_same_scores_differ_by_exactly_zero_in_every_form_of_file(ask: Calla
         assert "matched: 9 scores and 6 measures of 3 items" in said.out
         assert any(line.startswith("largest difference: 0.000000 nats") for line in said.out)
         assert any("The weights are not the same: ours are fig-1m-q4" in line for line in said.out)
-        assert "Within 1e-06 nats in every score and measure." in said.out
+        assert any(line.startswith("Within 1e-06 nats in every one of the ") for line in said.out)
         pairs = read("item_pairs.csv")
         assert set(pairs["difference"]) == {0.0} and set(pairs["found_in"]) == {"both"}
         failed = read("item_compare.csv").set_index(["condition", "candidate"]).loc[("pre", "failed")]
@@ -113,7 +113,7 @@ def test_a_difference_is_found_where_it_is_and_in_what_follows(ask: Callable[...
     table.loc[table["item_id"] == "i1", "n_tokens"] = 11
     table.to_csv("long.csv", index=False)
     said = ask("--items", "run", "--published", "long.csv", "--within", "0.2")
-    assert said.code == 1 and "Not within 0.2 nats in every score and measure." in said.out
+    assert said.code == 1 and any(line.startswith("Not within 0.2 nats in every one of the ") for line in said.out)
     assert ask("--items", "run", "--published", "long.csv", "--within", "0.26").code == 0
     assert ask("--items", "run", "--published", "long.csv").code == 0
     pairs = read("item_pairs.csv").set_index(["item_id", "condition", "measure"])

@@ -132,7 +132,7 @@ def test_the_table_puts_metrics_side_by_side_and_names_every_kind_of_control() -
     text = markdown(table)
     assert "### shed, pre → neut, 9 items" in text
     assert "| noising (z from `pre`): necessity | 50 % [41, 62] / 30 % |" in text
-    assert "| random, same layers | −2 % (−10 to 3; p 0.05) / 1 % (−10 to 3; p 0.05) |" in text
+    assert "| random, same layers | −2 % (−10 to 3) / 1 % (−10 to 3) |" in text
     assert "| top 4 | excess over random sets (Holm p) | random, same layers | sink heads |" in text
     assert "| 52 % [40, 60] (p 0.008) / 52 % [40, 60] (p 0.008) |" in text
     assert "| 10 % [5, 15] / 1 % [5, 15] |" in text
