@@ -55,7 +55,13 @@ def test_optimal_constants_are_of_the_candidate_positions_alone(shell: Shell) ->
 
 @pytest.mark.parametrize(
     ("how", "where"),
-    [("mean", "all"), ("scale", "all"), ("mean", "candidate"), ("scale", "candidate"), ("optimal", "candidate")],
+    [
+        ("mean", "all"),
+        ("scale", "all"),
+        ("mean", "candidate"),
+        ("scale", "candidate"),
+        ("optimal", "candidate"),
+    ],
 )
 def test_every_way_of_ablating_agrees_with_full_forwards_and_changes_the_rows(
     how: str, where: str, shell: Shell

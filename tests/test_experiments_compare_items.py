@@ -113,7 +113,9 @@ def test_a_difference_is_found_where_it_is_and_in_what_follows(ask: Callable[...
     table.loc[table["item_id"] == "i1", "n_tokens"] = 11
     table.to_csv("long.csv", index=False)
     said = ask("--items", "run", "--published", "long.csv", "--within", "0.2")
-    assert said.code == 1 and any(line.startswith("Not within 0.2 nats in every one of the ") for line in said.out)
+    assert said.code == 1 and any(
+        line.startswith("Not within 0.2 nats in every one of the ") for line in said.out
+    )
     assert ask("--items", "run", "--published", "long.csv", "--within", "0.26").code == 0
     assert ask("--items", "run", "--published", "long.csv").code == 0
     pairs = read("item_pairs.csv").set_index(["item_id", "condition", "measure"])

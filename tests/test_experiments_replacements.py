@@ -275,7 +275,9 @@ def test_controls_of_every_kind_are_other_heads(session: Session, tmp_path: Any)
 def test_damage_controls_cost_what_the_selected_heads_cost(session: Session, tmp_path: Any) -> None:
     measure = damage_of(session, reference_set(session, options()))
     ratios: list[float] = []
-    for name in by_cost(session)[-4:]:  # how near they come is for tests/test_mech_damage.py: here are six heads in all
+    for name in by_cost(session)[
+        -4:
+    ]:  # how near they come is for tests/test_mech_damage.py: here are six heads in all
         selected = HeadSet.parse(name)
         [target] = measure([selected])
         if target <= 0:

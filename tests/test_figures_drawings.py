@@ -21,7 +21,16 @@ MEASURED = ("scaling", "split_bars", "repeat_probability", "manipulations", "by_
 PATCHED = ("site_comparison", "kv_heads", "layer_profile", "direct_total", "path_bars")
 NAMES = (
     *(*MEASURED, "head_scores", "head_effects", "score_vs_effect", "carried", *PATCHED, "attribution"),
-    *("dose_curve", "off_target", "agreement", "circuit", "rollouts", "survival", "calibration"),
+    *(
+        "dose_curve",
+        "off_target",
+        "agreement",
+        "circuit",
+        "rollouts",
+        "survival",
+        "calibration",
+        "item_compare",
+    ),
 )
 
 
