@@ -335,6 +335,8 @@ def controls_of(
                         )
                     except InputError as error:
                         why = str(error)
+                if not sets and not why:
+                    why = "no heads match these, whose ablation may cost nothing"
                 described = [
                     {
                         "label": each.label,

@@ -244,7 +244,7 @@ def _is_a_head_list_that_other_studies_read(garden: Shell) -> None:
         "1",
     ]
     garden.ran("probe", *words, out="ablated")
-    about = garden.about("probe", "ablated")["provenance"]["ablated"]
+    about = garden.about("probe", "ablated")["provenance"]["ablations"]["circuit@zero"]
     assert about["heads"] == str(HeadSet(head for head, _ in listed))
 
 
