@@ -75,7 +75,13 @@ def long_draws(rows: pd.DataFrame) -> pd.DataFrame:
         keys = [row[name] for name in _KEYS]
         known = row["references"] == "gold"
         for metric in (name for name in FORMS if name in row["scores"]):
-            found = measures_of(row["scores"], metric, (row["from"], row["to"]), known)
+            try:
+                found = measures_of(row["scores"], metric, (row["from"], row["to"]), known)
+            except KeyError as lacking:
+                raise InputError(
+                    f"The row '{row['id']}' of ablations.jsonl has no {lacking} in its scores: restore or delete that "
+                    "line."
+                ) from lacking
             lines += [
                 [*keys, metric, name, draw, value]
                 for name, values in found.items()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.durable import parse_rows
+from experiments.durable import naming, parse_rows
 from experiments.records import RunFolder
 from experiments.session import Session
 from mech.errors import InputError
@@ -82,7 +82,8 @@ def write_effects(folder: RunFolder, session: Session) -> tuple[pd.DataFrame, pd
     for group, part in rows.groupby(list(GROUP), sort=False):
         named = dict(zip(GROUP, group, strict=True))
         rng_for = _streams(session, tuple(map(str, group)))
-        long = long_effects(part)
+        with naming(folder.path / "patches.jsonl"):
+            long = long_effects(part)
         each = by_metric(long, item_shares)
         single = each["set"].isna()
         screen = ",".join(sorted(set(part["screen"])))

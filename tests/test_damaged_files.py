@@ -53,7 +53,15 @@ from figures import (
 )
 from figures import profiles as profile_figure
 from figures.attribution import attribution_numbers
-from figures.load import FigureError, head_shares, read_effects, read_heads, read_table, selected_heads
+from figures.load import (
+    FigureError,
+    head_shares,
+    of_metric,
+    read_effects,
+    read_heads,
+    read_table,
+    selected_heads,
+)
 from mech.checkpoints import weight_files
 from mech.errors import InputError
 from mech.head_lists import read_head_list
@@ -481,7 +489,9 @@ def tables_of(run: Path) -> dict[str, Callable[[], Any]]:
     """Table → what its figure computes of it."""
 
     def of(name: str) -> pd.DataFrame:
-        return read_table(run, name)
+        table = read_table(run, name)
+        of_metrics = ("redundancy.csv", "direct.csv", "layers.csv", "path.csv", "attribution.csv")
+        return of_metric(table, name, "logprob") if name in of_metrics else table
 
     return {
         "summary.csv": lambda: (

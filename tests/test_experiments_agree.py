@@ -41,6 +41,7 @@ def test_tables_compare_the_folders_patches_with_scores_and_their_own_transcript
     table = shell.table("agreement")
     assert tuple(table.columns) == schema.AGREEMENT
     found = table[table["statistic"] == "spearman"].set_index(["metric", "direction", "score"])
+    found = found.sort_index()
     assert set(found.index) == {
         (m, d, s) for m in METRICS for d in ("denoise", "noise") for s in (*SCORES, *TRANSCRIPT_SCORES)
     }
