@@ -77,13 +77,17 @@ def z_effects(path: Path, source: str, target: str) -> pd.DataFrame:
 
 def write_effects(folder: RunFolder, session: Session) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Write the four tables; shares and redundancy are returned."""
+    with naming(folder.path / "patches.jsonl"):
+        return _write_effects(folder, session)
+
+
+def _write_effects(folder: RunFolder, session: Session) -> tuple[pd.DataFrame, pd.DataFrame]:
     rows = session.clustered(folder.rows("patches"))
     found: dict[str, list[pd.DataFrame]] = {"effects": [], "joint": [], "shares": [], "redundancy": []}
     for group, part in rows.groupby(list(GROUP), sort=False):
         named = dict(zip(GROUP, group, strict=True))
         rng_for = _streams(session, tuple(map(str, group)))
-        with naming(folder.path / "patches.jsonl"):
-            long = long_effects(part)
+        long = long_effects(part)
         each = by_metric(long, item_shares)
         single = each["set"].isna()
         screen = ",".join(sorted(set(part["screen"])))
