@@ -54,9 +54,9 @@ def circuit_numbers(curve: pd.DataFrame, circuit: pd.DataFrame) -> pd.DataFrame:
         raise MissingTable("circuit_curve.csv has no rows of held-out items.")
     refuse_doubles(curve, "circuit_curve.csv", ["method", "test_set", "k"])
     refuse_doubles(circuit, "circuit.csv", ["method", "test_set", "metric"])
-    unknown = [one for one in circuit["criterion"].unique() if str(one) not in circuit.columns]
-    if unknown:
-        raise FigureError(f"circuit.csv has the criterion {unknown[0]}, of which it has no column.")
+    nameless = [one for one in circuit["criterion"].unique() if str(one) not in circuit.columns]
+    if nameless:
+        raise FigureError(f"circuit.csv has the criterion {nameless[0]}, of which it has no column.")
     [*metrics] = curve["metric"].unique()
     if len(metrics) != 1 or metrics[0] not in METRICS:
         raise FigureError(
