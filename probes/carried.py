@@ -17,7 +17,7 @@
                that of the reference set which all are from. Controls take fewer draws: excess, percentile and p compare
                them with the selected set under the same first draws
 
-Controls of kind random, norm, damage, strength and direction are drawn: their mean, extremes, p and percentile. Of
+Controls of kind random, norm, damage and direction are drawn: their mean, extremes, p and percentile. Of
 previous_token, sink and complement there is one set: its share (control_mean) with its interval (control_lo,
 control_hi), and no p.
 

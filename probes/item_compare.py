@@ -47,7 +47,6 @@ _SCORE = ["item_id", "condition", "candidate"]
 _COUNTS = ("n_tokens", "ctx_tokens")
 _FOLLOWING = {"G": ("fail", "pre"), "copy": ("pre", "neut"), "sem": ("neut", "fail")}
 _WIDE = re.compile(r"(lp|ntok)__(.+)__([A-Za-z0-9]+)")
-_CONTEXT = re.compile(r"ctx__(.+)")
 FORMS = (
     "item_id, condition, candidate and logprob; or item_id and columns lp__CONDITION__CANDIDATE; or item_id and "
     "measures such as G, copy and sem"
