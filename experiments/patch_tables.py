@@ -71,7 +71,8 @@ def z_effects(path: Path, source: str, target: str) -> pd.DataFrame:
         raise InputError(
             f"The patches in {path} are not from {source} to {target}: run `backfire patch` so first."
         )
-    long = long_effects(rows)
+    with naming(file):
+        long = long_effects(rows)
     return long[long["set"].isna()].drop(columns="set").astype({"layer": int, "head": int})
 
 

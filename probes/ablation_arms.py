@@ -67,7 +67,7 @@ def by_arm(
         order: of the arms, where the frame has not theirs.
     """
     parts = []
-    for label in labels_of(frame, order):
+    for label in labels_of(frame, order) or [UNABLATED]:  # nothing measured: the empty table
         rows = frame[frame["ablation"] == label].drop(columns="ablation").reset_index(drop=True)
         parts.append(table(rows, _streams(rng_for, label)).assign(ablation=label))
     kept = [part for part in parts if len(part)] or parts[:1]

@@ -277,7 +277,8 @@ def test_draws_are_measured_one_by_one_and_then_averaged(shell: Shell) -> None:
         assert row["logprob"] == pytest.approx(np.mean([one["logprob"] for one in singles]))
         assert row["end_logprob"] == pytest.approx(np.mean([one["end_logprob"] for one in singles]))
         assert row["is_greedy"] == pytest.approx(np.mean([one["is_greedy"] for one in singles]))
-        assert row["logprob_sd"] == pytest.approx(np.std([one["logprob"] for one in singles], ddof=1)) > 0
+        spread = np.std([one["logprob"] for one in singles], ddof=1)
+        assert row["logprob_sd"] == pytest.approx(spread) and spread > 0
         assert sum(row["token_logprobs"]) == pytest.approx(row["logprob"])
         json.dumps(row, allow_nan=False)
     both = measure(pd.DataFrame([*whole, *drawn]))

@@ -61,8 +61,8 @@ def test_every_metric_is_the_effects_of_patch_and_the_margin_that_of_two_actions
     shell.ran("attribute", *WORDS)
     shell.ran("patch", "--limit", "2", "--k", "2")
     keys = ["metric", "item_id", "direction", "layer", "head"]
-    table = shell.table("attribution").query("site == 'z'").set_index(keys)
-    patched = shell.table("effects").set_index(keys)
+    table = shell.table("attribution").query("site == 'z'").set_index(keys).sort_index()
+    patched = shell.table("effects").set_index(keys).sort_index()
     assert set(table.index) == set(patched.index) and set(table.index.get_level_values(0)) == set(FORMS)
     assert (table["effect_nats"] - patched["effect_nats"].reindex(table.index)).abs().max() <= NATS
     for row in shell.lines("attributions"):
@@ -70,7 +70,7 @@ def test_every_metric_is_the_effects_of_patch_and_the_margin_that_of_two_actions
         for name, column in (("exact", "effect_nats"), ("estimates", "estimate_nats")):
             sums = row[name]
             margin = own.loc["margin", column]
-            by_hand = [sums["failed"][f"L{i}H{j}"] - sums["gold"][f"L{i}H{j}"] for i, j in margin.index]
+            by_hand = [sums["failed"][f"L{i}H{j:.0f}"] - sums["gold"][f"L{i}H{j:.0f}"] for i, j in margin.index]
             assert margin.tolist() == pytest.approx(by_hand, abs=1e-12)
             assert max(abs(a - b) for a, b in zip(margin, own.loc["logprob", column], strict=True)) > NATS
         assert row["n_tokens"]["diverging"] <= row["n_tokens"]["failed"]

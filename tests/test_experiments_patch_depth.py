@@ -215,6 +215,7 @@ def test_layers_are_those_of_patch_and_end_in_the_whole_answer(shell: Shell) -> 
         assert resid[direction, 3] == pytest.approx(1.0, abs=1e-4)
 
 
+@pytest.mark.usefixtures("few_control_sets")
 @pytest.mark.parametrize("how", ["mean"])
 def test_a_path_has_a_share_and_controls(how: str, shell: Shell) -> None:
     words = ["--senders", "2", "--receivers", "4", "--controls", "3", "--how", how]

@@ -393,4 +393,4 @@ def test_the_frames_of_probes_have_the_columns_of_the_schema() -> None:
     assert ("metric", "site", "direction", "layer", *effects.SHARE_CELLS, "from", "to") == records.TABLES[
         "layers"
     ]
-    assert dose.ABLATION == records.ABLATION
+    assert ("how", "metric", *dose.ABLATION) == records.ABLATION

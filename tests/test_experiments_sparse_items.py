@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from experiments.ablation_tables import long_draws
 from experiments.mechanism_table import from_joint
 from probes.items import Item, dump_items, item_line, load_items
 from tests.mech_cases import FolderFactory, one_thread  # noqa: F401 - a fixture
@@ -108,8 +110,8 @@ def test_every_study_runs_on_sparse_items(kind: str, request: pytest.FixtureRequ
     ):
         said = shell.ran(study, *words)
         assert not any("nan" in line.split() and "left out" in line for line in said.out)
-    values = [value for row in shell.lines("ablations") for value in row["values"].values()]
-    assert all(math.isfinite(value) for value in values)
+    values = long_draws(pd.DataFrame(shell.lines("ablations")))["value"]
+    assert len(values) and np.isfinite(values).all()
     lacking = left_out(shell, "manipulations")
     n = 2 if kind == "sparse" else 4
     for name in ("fail_terse", "fail_verbose", "fail_echo", "quote_matched", "fail_other"):

@@ -86,7 +86,7 @@ def test_probe_writes_every_row_and_the_measures_of_them(shell: Shell) -> None:
 def test_probe_of_some_conditions_leaves_out_what_it_cannot_measure(shell: Shell) -> None:
     shell.ran("probe", "--conditions", "pre,neut", "--limit", "1")
     assert set(shell.table("measures")["measure"]) == {
-        *("copy", "copy_per_token", "copy_exact", "greedy_repeat_pre"),
+        *("copy", "copy_per_token", "copy_exact", "margin_copy", "greedy_repeat_pre"),
         *("p_repeat_pre", "p_repeat2_pre", "p_repeat4_pre", "p_repeat_exact_pre"),
     }
     said = shell.ran("probe", "--conditions", "fail_k2", "--limit", "1", out="other")
@@ -111,7 +111,7 @@ def test_a_model_without_a_chat_template_works_end_to_end(shell: Shell, tiny_fol
     assert all(row["notes"] == [PLAIN] for row in shell.lines("scores"))
     assert {"G", "copy", "sem", "G_exact"} <= set(shell.table("measures")["measure"])
     shell.ran("patch", "--model", plain, "--limit", "1", "--k", "2", "--direction", "noise")
-    assert len(shell.table("effects")) == N_HEADS
+    assert len(shell.logprob("effects")) == N_HEADS
 
 
 KILLED = """
