@@ -188,7 +188,7 @@ TEMPLATES = Option(
     "templates",
     str,
     "all",
-    "toolshed's own pool: 14 kinds of task under 4 system prompts and frames, or the paper's 6 under one",
+    "toolshed's own pool: 14 kinds of task under 6 system prompts and 4 frames, or the paper's 6 under one",
     ("all", "paper"),
 )
 PROBLEMS = Option(

@@ -4,8 +4,8 @@ For each wrong call a× the environment supplies the rest: the error in its leng
 what a× would have been answered had it worked. A pool is a function of its seed alone.
 
 `paper`: the six templates of the paper's design under one system prompt, observations framed as the wording says.
-`all`: fourteen templates, four system prompts and four frames, so that a claim can be tested over them. A task's
-prompt and frame follow from its place alone, template × prompt × frame crossed as evenly as 16 cells allow. A task of
+`all`: fourteen templates, six system prompts and four frames, so that a claim can be tested over them. A task's
+prompt and frame follow from its place alone, template × prompt × frame crossed as evenly as 24 cells allow. A task of
 a paper's template is the task of the `paper` pool; in the paper's prompt and frame its items are the very items of
 that pool, elsewhere their ids say which prompt and frame they have.
 """
@@ -50,7 +50,7 @@ FRAMES: Mapping[str, str | None] = {
 """Ways to frame an observation, by name; see `probes.conditions.framed`."""
 
 N_TASKS: Mapping[Templates, int] = {"paper": 60, "all": 112}
-"""Tasks of a pool; 112 are eight of each of fourteen templates, and seven of each prompt and frame."""
+"""Tasks of a pool; 112 are eight of each of fourteen templates, and four or five of each prompt and frame."""
 
 
 def build_toolshed_items(
@@ -91,11 +91,11 @@ def build_toolshed_items(
 def wording_of(place: int) -> tuple[str, str]:
     """The system prompt and the frame of the task in this place of the `all` pool, by name.
 
-    Eight tasks of a template (112 in all) have each prompt twice and each frame twice, in eight different pairs.
+    Eight tasks of a template (112 in all) have each prompt once or twice and each frame twice, in eight different pairs.
     """
     block, template = divmod(place, len(TEMPLATES))
     prompt = (template + block) % len(SYSTEM_PROMPTS)
-    frame = (block + block // len(SYSTEM_PROMPTS) + template // len(FRAMES)) % len(FRAMES)
+    frame = (block + template // len(SYSTEM_PROMPTS)) % len(FRAMES)
     return list(SYSTEM_PROMPTS)[prompt], list(FRAMES)[frame]
 
 

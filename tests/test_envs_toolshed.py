@@ -73,7 +73,7 @@ def test_there_are_twelve_tools_fourteen_templates_and_eight_operators() -> None
 
 def test_every_system_prompt_shows_every_tool_and_argument_and_is_another_text() -> None:
     assert SHED.system_prompt == SYSTEM_PROMPT == SYSTEM_PROMPTS["desk"]
-    assert len(SYSTEM_PROMPTS) == len(set(SYSTEM_PROMPTS.values())) == 4
+    assert len(SYSTEM_PROMPTS) == len(set(SYSTEM_PROMPTS.values())) == 6
     for name, prompt in SYSTEM_PROMPTS.items():
         for tool in TOOLS.values():
             assert tool.about in prompt and all(each.about in prompt for each in tool.parameters)

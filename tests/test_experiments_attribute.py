@@ -70,7 +70,9 @@ def test_every_metric_is_the_effects_of_patch_and_the_margin_that_of_two_actions
         for name, column in (("exact", "effect_nats"), ("estimates", "estimate_nats")):
             sums = row[name]
             margin = own.loc["margin", column]
-            by_hand = [sums["failed"][f"L{i}H{j:.0f}"] - sums["gold"][f"L{i}H{j:.0f}"] for i, j in margin.index]
+            by_hand = [
+                sums["failed"][f"L{i}H{j:.0f}"] - sums["gold"][f"L{i}H{j:.0f}"] for i, j in margin.index
+            ]
             assert margin.tolist() == pytest.approx(by_hand, abs=1e-12)
             assert max(abs(a - b) for a, b in zip(margin, own.loc["logprob", column], strict=True)) > NATS
         assert row["n_tokens"]["diverging"] <= row["n_tokens"]["failed"]

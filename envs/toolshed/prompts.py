@@ -1,4 +1,4 @@
-"""Four wordings of the system prompt: the same desk, rules and tools, told in other words and another form.
+"""Six wordings of the system prompt: the same desk, rules and tools, told in other words and another form.
 
 `desk` is the one that rollouts and the paper's pools have. A claim about a model under a system prompt is a claim about
 that prompt until others have been tried: each names every tool and argument, and asks for the same one-line calls.
@@ -75,9 +75,42 @@ def _prose() -> str:
     return "\n".join(lines)
 
 
+def _manual() -> str:
+    """Headings and bold names in Markdown, a section a tool."""
+    lines = [
+        "# Fernhall office manual",
+        "",
+        "## How requests are handled",
+        "",
+        "A person asks, the office acts: **one action at a time**, each written as a single call such as "
+        "`tool(argument='value')`. State every argument by its name and write the call alone, on one line. Days are "
+        "`YYYY-MM-DD`, times `HH:MM`. The last action of every request is `done()`.",
+        "",
+        "## Actions",
+    ]
+    for tool in TOOLS.values():
+        lines += ["", f"### {tool.signature}", "", tool.about, ""]
+        lines += [f"- **{each.name}**: {each.about}" for each in tool.parameters]
+    return "\n".join(lines)
+
+
+def _card() -> str:
+    """As little text as will do: a line a tool, its arguments behind it in brackets."""
+    lines = [
+        "Botanical garden Fernhall. Write the one call that comes next, on a single line; all arguments, by name. "
+        "Days: YYYY-MM-DD. Times: HH:MM. Finished: done().",
+    ]
+    for tool in TOOLS.values():
+        about = "; ".join(f"{each.name} = {each.about}" for each in tool.parameters)
+        lines.append(f"{tool.signature} | {tool.about} [{about}]")
+    return "\n".join(lines)
+
+
 SYSTEM_PROMPTS: Mapping[str, str] = {
     "desk": SYSTEM_PROMPT,
     "stubs": _stubs(),
     "schema": _schema(),
     "prose": _prose(),
+    "manual": _manual(),
+    "card": _card(),
 }
