@@ -91,7 +91,7 @@ def build_toolshed_items(
 def wording_of(place: int) -> tuple[str, str]:
     """The system prompt and the frame of the task in this place of the `all` pool, by name.
 
-    Eight tasks of a template (112 in all) have each prompt once or twice and each frame twice, in eight different pairs.
+    Eight tasks of a template (112 in all) have each prompt once or twice and each frame twice, in eight pairs.
     """
     block, template = divmod(place, len(TEMPLATES))
     prompt = (template + block) % len(SYSTEM_PROMPTS)
