@@ -1,7 +1,8 @@
 """`backfire attribute`: first-order estimates for every head and MLP, always shown against the exact sweep.
 
 Per item, direction and candidate (a×, the reference action): one (or, with --steps, a few) backward passes, one more
-for the diverging tokens of a×, and the exact patch of every unit. attributions.jsonl → attribution.csv, screening.csv
+for the diverging tokens of a×, and the exact patch of every unit (from `direct`, where the folder has its rows of the
+same pair and settings). attributions.jsonl → attribution.csv, screening.csv
 (Spearman, recall, reliability), screen_misses.csv (what a screen of k can miss), false_negatives.csv (by name): each by
 every metric.
 """
@@ -14,10 +15,12 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.direct_effects import STUDY as DIRECT
+from experiments.kept_totals import Exact, KeptTotals
 from experiments.left_out import write_left_out
 from experiments.metric_views import of_metric, require_metric
 from experiments.options import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive
-from experiments.pairs import DIRECTIONS, FROM, TO, pair_of, pair_runs, require_conditions
+from experiments.pairs import DIRECTIONS, FROM, TO, for_pair, pair_of, pair_runs, require_conditions, row_id
 from experiments.progress import progress
 from experiments.records import RunFolder
 from experiments.session import Session, about_items, open_run, open_session
@@ -42,23 +45,26 @@ def run(args: argparse.Namespace) -> Report:
     session = require_conditions(open_session(args, one_env=True), pair_of(args))
     require_metric(session.items, args.metric)
     with open_run(STUDY, args, session.model, about_items(session)) as folder:
+        kept = KeptTotals(folder.path, STUDY.name, for_pair(DIRECT, pair_of(args)).name)
         for item in progress(session.items, len(session.items), "attribute", args.quiet):
             done = folder.done_ids("attributions")
             todo = [name for name in DIRECTIONS if f"{item.item_id}|{name}" not in done]
             if todo:
-                folder.append_all("attributions", attribute_item(session, item, args, todo))
+                folder.append_all("attributions", attribute_item(session, item, args, todo, kept))
         found, missed = write_tables(folder, session, args.screen)
         rows = folder.rows("attributions").to_dict("records")
         notes = [*write_left_out(folder, session), *reference_notes(rows)]
         meter = session.engine.meter
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
+        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, "from_direct": kept.used})
+    if kept.used:
+        notes.append(f"exact effects of {kept.used} rows are those that `direct` measured in this folder")
     found, missed = (of_metric(table, args.metric) for table in (found, missed))
     text = [f"{args.metric}:", frame_text(found[found["scope"] == "pooled"]), "", frame_text(missed)]
     return Report("\n".join([*text, *notes, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
 
 
 def attribute_item(
-    session: Session, item: Item, args: argparse.Namespace, directions: Sequence[str]
+    session: Session, item: Item, args: argparse.Namespace, directions: Sequence[str], kept: KeptTotals
 ) -> list[dict[str, Any]]:
     """One row a direction: by sum, exact effect and estimate (nats) of every head and MLP."""
     engine = session.engine
@@ -66,12 +72,15 @@ def attribute_item(
     contrast = runs.contrast
     rows = []
     for direction in directions:
-        exact: dict[str, dict[str, float]] = {}
+        known = kept.exact(row_id(item, pair_of(args), direction), runs.about())
+        exact: Exact = known or {}
         estimates: dict[str, dict[str, float]] = {}
         for candidate in runs.runs:
             recipient, donor, sign = runs.sides(candidate, direction)
             found = attribute_sums(engine, contrast, candidate, recipient, donor, direction, args.steps)
             estimates.update({name: units_of(one) for name, one in found.items()})
+            if known is not None:
+                continue
             for unit, score in exact_scores(engine, recipient, donor).items():
                 for name, effect in effects_of(contrast, candidate, sign, score, recipient.score).items():
                     exact.setdefault(name, {})[unit] = effect

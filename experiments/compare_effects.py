@@ -47,7 +47,14 @@ WITH = Option(
     "run folder in which the other difference was patched, if not --out",
     presentation=True,
 )
-SAME = ("env", "problems", "items", "wording", "seed")  # decide what the patched items' transcripts are
+SAME = (
+    "env",
+    "templates",
+    "problems",
+    "items",
+    "wording",
+    "seed",
+)  # decide what the patched items' transcripts are
 
 
 def run(args: argparse.Namespace) -> Report:

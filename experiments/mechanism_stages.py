@@ -137,6 +137,7 @@ def _in_depth(args: argparse.Namespace, few: int) -> list[Stage]:
     record = {"at": "record", "from": "neut_matched", "to": "neut", "direction": "noise"}
     fewer = min(few, max(2, args.deep // 2))  # everything behind the call is run again for each part
     return [
+        Stage("direct", direct_effects.STUDY, {"limit": few}, lambda s: _direct(s) * few),
         Stage("attribute", attribute_heads.STUDY, {"limit": few}, lambda s: _attribute(s) * few),
         Stage(
             "cut",
@@ -144,7 +145,6 @@ def _in_depth(args: argparse.Namespace, few: int) -> list[Stage]:
             {"limit": few, "k": args.k, "controls": args.cut_controls, "control_kinds": "random"},
             lambda s: _cut(s, 1 + len(args.k) * (1 + args.cut_controls)) * few,
         ),
-        Stage("direct", direct_effects.STUDY, {"limit": few}, lambda s: _direct(s) * few),
         Stage("layers", patch_layers.STUDY, {"limit": few}, lambda s: _layers(s) * few),
         Stage(
             "path",
@@ -234,9 +234,8 @@ def _patch(s: Sizes, source: str, target: str, n_sets: int) -> Work:
 
 
 def _attribute(s: Sizes) -> Work:
-    """A backward pass is twice a forward; of a× there is one of its diverging tokens as well."""
-    units = s.n_heads + s.n_layers
-    return _pair_runs(s, "pre", "neut") + _both(s, 2 * units, s.half) + _both(s, 6) + leaves(s.failed, 6)
+    """A backward pass is twice a forward; of a× there is one of its diverging tokens as well. `direct` has the sweep."""
+    return _pair_runs(s, "pre", "neut") + _both(s, 6) + leaves(s.failed, 6)
 
 
 def _cut(s: Sizes, n_sets: int) -> Work:

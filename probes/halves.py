@@ -9,16 +9,13 @@ more reliable (Spearman 1910, Brown 1910).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-import numpy.typing as npt
 from jaxtyping import Float, Int
 
 from probes.ranks import layer_spearman, places_by_value, spearman
-from probes.stats import cluster_codes
 
 N_SPLITS = 100
 FEWEST = 4
@@ -59,32 +56,6 @@ def halves(n_clusters: int, rng: np.random.Generator, n_splits: int = N_SPLITS) 
             drawn.setdefault(tuple(one.tolist()), one)
         chosen = list(drawn.values())
     return [(one, np.setdiff1d(np.arange(n_clusters), one)) for one in chosen]
-
-
-def over_halves(
-    clusters: npt.ArrayLike,
-    statistic: Callable[[Half, Half], float],
-    rng: np.random.Generator,
-    n_splits: int = N_SPLITS,
-) -> SplitHalves:
-    """A statistic of two sets of items, over splits of their clusters.
-
-    Args:
-        clusters: one label per item.
-        statistic: of the positions of the items in the one half and in the other.
-        rng: its stream.
-        n_splits: as `halves`.
-
-    Raises:
-        InputError: an item has no label.
-    """
-    labels = np.asarray(clusters, dtype=object)
-    codes, n_clusters = cluster_codes(labels, len(labels))
-    values = [
-        statistic(*(np.flatnonzero(np.isin(codes, half)) for half in pair))
-        for pair in halves(n_clusters, rng, n_splits)
-    ]
-    return _summary(np.array(values))
 
 
 def ranking_reliability(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+import pandas as pd
 import pytest
 
 from probes.contrast import FORMS, METRICS
@@ -47,6 +50,35 @@ def test_both_engines_and_a_killed_run_give_the_same_rows(shell: Shell) -> None:
     shell.path("attributions.jsonl").write_bytes(whole[: len(whole) * 2 // 3])
     shell.ran("attribute", *WORDS)
     assert shell.path("attributions.jsonl").read_bytes() == whole
+
+
+def test_exact_effects_that_direct_has_kept_are_taken_and_are_those_of_a_sweep(shell: Shell) -> None:
+    shell.ran("attribute", *WORDS, out="alone")
+    shell.ran("direct", "--limit", "1")
+    said = shell.ran("attribute", *WORDS)
+    assert any("exact effects of 2 rows" in line for line in said.out)
+    assert shell.about("attribute")["extra"]["from_direct"] == 2
+    alone, kept = shell.table("attribution", "alone"), shell.table("attribution")
+    pd.testing.assert_frame_equal(alone, kept, check_exact=False, rtol=0, atol=NATS)
+    assert kept["effect_nats"].abs().max() > 10 * NATS
+    ran = [shell.about("attribute", out)["extra"]["forwards_run"] for out in ("alone", "run")]
+    assert ran[1] < ran[0]
+
+
+@pytest.mark.parametrize("what", ["wording", "engine", "delta", "pair"])
+def test_totals_of_other_runs_are_not_taken(shell: Shell, what: str) -> None:
+    shell.ran("direct", "--limit", "1", *(["--from", "neut_matched"] if what == "pair" else []))
+    words = [*WORDS, *(["--engine", "reference"] if what == "engine" else [])]
+    if what == "wording":
+        about = json.loads(shell.path("run.json").read_text())
+        about["studies"]["direct"]["provenance"]["wording_sha256"] = "0" * 64
+        shell.path("run.json").write_text(json.dumps(about))
+    if what == "delta":
+        rows = shell.lines("direct")
+        rows[0]["delta"]["failed"] += 0.01
+        shell.path("direct.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shell.ran("attribute", *words)
+    assert shell.about("attribute")["extra"]["from_direct"] == (1 if what == "delta" else 0)
 
 
 def test_more_steps_are_other_estimates_of_the_same_effects(shell: Shell) -> None:

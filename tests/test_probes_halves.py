@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from probes.halves import halves, over_halves, ranking_reliability
+from probes.halves import halves, ranking_reliability
 from probes.ranks import layer_spearman
 
 
@@ -25,21 +25,6 @@ def test_halves_are_disjoint_hold_all_and_are_no_more_than_there_are(n: int, exp
         assert not set(one) & set(other) and {*one, *other} == set(range(n)) and len(one) == n // 2
     splits = {frozenset((tuple(one), tuple(other))) for one, other in found}
     assert len(splits) == len(found)
-
-
-def test_items_of_one_cluster_are_in_one_half() -> None:
-    labels = ["a", "a", "b", "c", "b", "d", "e", "f"]
-    seen = []
-
-    def statistic(one: np.ndarray, other: np.ndarray) -> float:
-        names = [{labels[i] for i in half} for half in (one, other)]
-        assert not names[0] & names[1] and len(one) + len(other) == len(labels)
-        seen.append(names)
-        return float(len(one))
-
-    found = over_halves(labels, statistic, rng(), 50)
-    assert found.n_splits == len(seen) == 10 and found.lowest <= found.mean <= found.highest
-    assert over_halves(["a", "a", "b"], statistic, rng()).n_splits == 0
 
 
 def test_noise_has_no_reliability_even_though_a_half_resembles_the_whole() -> None:
