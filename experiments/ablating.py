@@ -22,7 +22,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -216,6 +216,7 @@ class Replacement:
         z: the one value of each head, [layer, head, d_head], where there is one (mean).
         alpha: the factor on z, with scale.
         reference: the reference set; None where none is needed.
+        keep: is given every new fit (`experiments.kept_fits` writes it down).
     """
 
     how: str
@@ -229,6 +230,7 @@ class Replacement:
     donors: Donors | None = None
     fits: dict[str, Fit] = field(default_factory=dict)
     clean: list[list[Run]] = field(default_factory=list)
+    keep: Callable[[HeadSet, Fit], None] | None = None
 
     @property
     def by_question(self) -> bool:
@@ -312,7 +314,10 @@ class Replacement:
             engine, questions = self._donors().session.engine, self.fitted_questions()
             if not self.clean:
                 self.clean.extend(clean_runs(engine, questions))
-            self.fits[heads.sha256] = fit_constants(engine, questions, heads, self.z, runs=self.clean)
+            fit = fit_constants(engine, questions, heads, self.z, runs=self.clean)
+            self.fits[heads.sha256] = fit
+            if self.keep is not None:
+                self.keep(heads, fit)
         return self.fits[heads.sha256]
 
     def fitted_questions(self) -> list[list[Any]]:

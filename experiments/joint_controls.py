@@ -17,6 +17,7 @@ from typing import Any
 
 from experiments.control_sets import ControlSet, control_sets
 from experiments.find_heads import ranking
+from experiments.kept_controls import kept_controls
 from experiments.options import Option, not_negative, whole_numbers
 from experiments.reference_sets import ReferenceSet
 from experiments.session import Session
@@ -79,9 +80,13 @@ def joint_sets(
         sets[label] = ("selected", heads)
         here = {kind: n for kind, n in kinds.items() if n and (kind == "random" or k in args.control_k)}
         moved = here.pop(DIRECTION, 0)
+        known = {} if reference is None else kept_controls(args, session.model, reference, label, heads)
         for count in dict.fromkeys(here.values()):
             alike = [kind for kind, n in here.items() if n == count]
-            found = control_sets(session, args, label, heads, alike, count, reference)
+            found = [one for kind in alike for one in known.get(kind, [])]
+            drawn = [kind for kind in alike if kind not in known]
+            found += control_sets(session, args, label, heads, drawn, count, reference)
+            found.sort(key=lambda one: ALL_KINDS.index(one.kind))
             sets.update({one.label: (one.kind, one.heads) for one in found})
             made += found
         sets.update({f"{label}/{DIRECTION}{draw}": (DIRECTION, heads) for draw in range(moved)})

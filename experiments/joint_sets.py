@@ -31,6 +31,7 @@ from experiments.joint_controls import (
     needs_reference,
 )
 from experiments.joint_item import decision, item_rows
+from experiments.kept_fits import with_kept_fits
 from experiments.left_out import noted, of_candidates, write_left_out
 from experiments.options import (
     DELTA,
@@ -109,6 +110,8 @@ def run(args: argparse.Namespace) -> Report:
     same = config_hash({key: value for key, value in settings.items() if key not in ("from", "to")})
     with open_run(for_pair(STUDY, pair), args, session.model, about, derived) as folder:
         known = measured(folder, same)
+        if "optimal" in puts:
+            puts["optimal"] = with_kept_fits(puts["optimal"], folder, everything)
         for item in progress(session.items, len(session.items), "joint", args.quiet):
             done = folder.done_ids("joint_sets")
             todo = [method for method in methods if row_id(item, pair, method) not in done]

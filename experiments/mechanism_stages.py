@@ -234,7 +234,10 @@ def _patch(s: Sizes, source: str, target: str, n_sets: int) -> Work:
 
 
 def _attribute(s: Sizes) -> Work:
-    """A backward pass is twice a forward; of a× there is one of its diverging tokens as well. `direct` has the sweep."""
+    """A backward pass is twice a forward; of a× there is one of its diverging tokens as well.
+
+    The exact effects are those that the stage `direct` has kept.
+    """
     return _pair_runs(s, "pre", "neut") + _both(s, 6) + leaves(s.failed, 6)
 
 

@@ -90,6 +90,10 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         **{"n_tokens": dict[str, _Tokens], "whole": dict[str, _LogProb]},
         **{"under": dict[str, dict[str, _LogProb]], "draws": dict[str, dict[str, list[_LogProb]]]},
     },
+    "fits": {
+        **{"heads": _Name, "settings_sha256": _Name, "before": float, "after": float, "steps": _Count},
+        "constants": dict[Annotated[str, Field(pattern=r"^L\d{1,6}H\d{1,6}$")], list[float]],
+    },
     "placebos": {**_ITEM, "part": _Name, "values": dict[str, float]},
     "transcripts": {**_ITEM, "condition": _Name, "heads": dict[str, list[float]]},
     "causal_copying": {"sequence": _Count, "score": _Name, "heads": _Heads},

@@ -107,7 +107,7 @@ def recorded(path: Path | str, entry: Mapping[str, Any], place: str, kind: type[
     found: Any = entry
     for name in place.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
-    if type(found) is not kind:
+    if not isinstance(found, kind) or isinstance(found, bool):
         raise InputError(f"{Path(path) / 'run.json'} is damaged: '{place}' of a study is no {_KINDS[kind]}.")
     return found
 

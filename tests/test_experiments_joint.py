@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -289,3 +290,45 @@ def test_a_killed_run_goes_on_and_other_sets_are_refused(shell: Shell) -> None:
     assert shell.path("joint_sets.jsonl").read_bytes() == whole
     assert shell.path("carried.csv").read_bytes() == table
     shell("joint", *some, "--k", "3").sentence("other settings")
+
+
+def test_matched_controls_and_fits_are_made_once_in_a_folder(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = "random,norm,damage,sink"
+    some = words(shell, "--control-kinds", kinds, "--methods", "mean,optimal")
+    shell.ran("joint", *some)
+    whole, fits = shell.path("joint_sets.jsonl").read_bytes(), shell.path("fits.jsonl").read_bytes()
+    about = shell.about("joint")
+    assert any(
+        "/norm" in label for label in about["provenance"]["sets"]
+    )  # these two heads cost nothing: no damage
+    assert len(fits.splitlines()) == len(about["extra"]["fitted"]) >= 2
+    shell.ran("joint", *some, "--from", "neut_other", out="alone")
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("drawn or fitted again")
+
+    for place in ("control_sets.head_norms", "ablating.fit_constants"):
+        monkeypatch.setattr(f"experiments.{place}", never)
+    shell.path("joint_sets.jsonl").write_bytes(b"")
+    shell.ran("joint", *some)
+    assert shell.path("joint_sets.jsonl").read_bytes() == whole
+    shell.ran("joint", *some, "--from", "neut_other")
+    pair = shell.about("joint neut_other>neut")
+    alone = shell.about("joint neut_other>neut", "alone")
+    for name in ("sets", "displaced", "ratios", "not_reached"):
+        assert pair["provenance"][name] == about["provenance"][name] == alone["provenance"][name]
+    assert pair["config_hash"] == alone["config_hash"] and pair["extra"]["fitted"] == about["extra"]["fitted"]
+    assert shell.path("fits.jsonl").read_bytes() == fits
+
+
+def test_a_fit_of_other_heads_than_it_names_is_refused(shell: Shell) -> None:
+    some = words(shell, "--control-kinds", "none", "--methods", "optimal", "--limit", "1")
+    shell.ran("joint", *some)
+    rows = shell.lines("fits")
+    name, values = next(iter(rows[0]["constants"].items()))
+    for changed in ({}, {name: values[:-1]}):
+        rows[0]["constants"] = changed if not changed else {**rows[0]["constants"], **changed}
+        shell.path("fits.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        shell("joint", *some).sentence("fits.jsonl", "delete that line")
