@@ -8,41 +8,13 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import version
 from typing import Any
 
 from envs.errors import InputError as EnvironmentInputError
+from experiments.commands import COMMANDS, GROUPS
 from experiments.options import Study
 from mech.errors import InputError
-
-STUDIES = {
-    "doctor": "experiments.doctor",
-    "items": "experiments.make_items",
-    "probe": "experiments.probe_items",
-    "decomposition": "experiments.decompose_items",
-    "manipulations": "experiments.manipulate_record",
-    "scaling": "experiments.scale_models",
-    "heads": "experiments.find_heads",
-    "patch": "experiments.patch_heads",
-    "layers": "experiments.patch_layers",
-    "direct": "experiments.direct_effects",
-    "path": "experiments.patch_path",
-    "ablate": "experiments.ablate_heads",
-    "attribute": "experiments.attribute_heads",
-    "cut": "experiments.cut_edges",
-    "joint": "experiments.joint_sets",
-    "overlap": "experiments.compare_effects",
-    "mechanism": "experiments.mechanism",
-    "placebo": "experiments.placebos",
-    "agree": "experiments.agree_scores",
-    "circuit": "experiments.find_circuit",
-    "rollout": "experiments.roll_out",
-    "predict": "experiments.predict_repeats",
-    "compare": "experiments.compare_runs",
-    "calibrate": "experiments.calibrate",
-    "bench": "experiments.bench",
-    "bench-sandbox": "experiments.bench_sandbox",
-    "demo": "experiments.demo",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,11 +23,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # others use too makes two threads ten times slower than one.
     os.environ.setdefault("GOMP_SPINCOUNT", "50000")
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in ("-h", "--help") or words[0] not in STUDIES:
+    if words[:1] == ["--version"]:
+        print(f"backfire {version('backfire')}")
+        return 0
+    if not words or words[0] in ("-h", "--help") or words[0] not in COMMANDS:
         return _overview(words)
     logging.basicConfig(format="%(message)s", stream=sys.stderr, level=logging.WARNING)
     logging.getLogger("experiments").setLevel(logging.INFO)
-    study: Study = import_module(STUDIES[words[0]]).STUDY
+    study: Study = import_module(COMMANDS[words[0]].module).STUDY
     try:
         report = study.run(parser(study).parse_args(words[1:]))
     except (InputError, EnvironmentInputError) as error:
@@ -122,12 +97,15 @@ class _Repeated(argparse.Action):
 
 
 def _overview(words: Sequence[str]) -> int:
-    lines = ["usage: backfire STUDY [--option value ...]   (backfire STUDY --help tells the options)", ""]
-    lines += [f"  {name:<15}{import_module(module).STUDY.summary}" for name, module in STUDIES.items()]
+    lines = ["usage: backfire COMMAND [--option value ...]   (backfire COMMAND --help tells the options)", ""]
+    for group, about in GROUPS.items():
+        lines.append(f"{group}: {about}")
+        lines += [f"  {name:<15}{one.summary}" for name, one in COMMANDS.items() if one.group == group]
+        lines.append("")
     if not words or words[0] in ("-h", "--help"):
-        print("\n".join(lines))
+        print("\n".join(lines).rstrip())
         return 0
-    print(f"backfire: '{words[0]}' is not a study: choose one of {', '.join(STUDIES)}.", file=sys.stderr)
+    print(f"backfire: '{words[0]}' is not a command: choose one of {', '.join(COMMANDS)}.", file=sys.stderr)
     return 2
 
 

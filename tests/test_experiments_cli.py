@@ -7,22 +7,28 @@ import json
 import shlex
 from dataclasses import replace
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+import mech
+import probes
 from experiments import cli, demo
-from experiments.cli import STUDIES, main, parser
+from experiments.cli import main, parser
+from experiments.commands import COMMANDS, GROUPS
 from experiments.demo import arguments
 from experiments.options import Option, Report, Study
 from experiments.records import config_hash
 from mech.errors import InputError
 from probes.items import dump_items
+from tests.fresh_process import printed
 from tests.mech_cases import one_thread  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS, Shell, shell  # noqa: F401 - a fixture
 
-ALL: dict[str, Study] = {name: import_module(module).STUDY for name, module in STUDIES.items()}
+ALL: dict[str, Study] = {name: import_module(one.module).STUDY for name, one in COMMANDS.items()}
 OPTIONS = [(name, option) for name, study in ALL.items() for option in study.options]
 PRESENTATION = {
     "out",
@@ -72,7 +78,7 @@ def other_value(option: Option, folder: Path) -> str:
     return str(option.default + 1) if isinstance(option.default, int) else "7"
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_shows_every_option_and_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([name, "--help"])
@@ -84,7 +90,7 @@ def test_help_shows_every_option_and_an_example(name: str, capsys: pytest.Captur
         assert any(word in shown for word in (words if option.positional else (f"--{option.name} ",)))
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_example_is_a_command_the_study_takes(name: str) -> None:
     program, study, *words = shlex.split(ALL[name].example)
     assert (program, study) == ("backfire", name)
@@ -92,28 +98,54 @@ def test_the_example_is_a_command_the_study_takes(name: str) -> None:
 
 
 def test_a_study_is_called_what_its_command_is_called() -> None:
-    assert {name: study.name for name, study in ALL.items()} == {name: name for name in STUDIES}
+    assert {name: study.name for name, study in ALL.items()} == {name: name for name in COMMANDS}
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
 def test_the_overview_names_every_study(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
     shown = capsys.readouterr()
-    lines = {line.split()[0] for line in shown.out.splitlines()[2:]}
-    assert lines == set(STUDIES) and not shown.err
+    lines = [line.split(maxsplit=1) for line in shown.out.splitlines()[2:] if line.startswith("  ")]
+    assert {name: said for name, said in lines} == {name: study.summary for name, study in ALL.items()}
+    headings = [
+        line.split(":")[0] for line in shown.out.splitlines()[2:] if line and not line.startswith(" ")
+    ]
+    assert headings == list(GROUPS) == list(dict.fromkeys(one.group for one in COMMANDS.values()))
+    assert not shown.err
+
+
+def test_the_overview_and_the_packages_load_no_library() -> None:
+    code = "import sys; import mech, probes; from experiments.cli import main; main(['--help']); "
+    code += "print(sorted({'torch', 'transformers', 'pandas', 'transformer_lens'} & set(sys.modules)))"
+    assert printed(code, 0).endswith("[]")
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"backfire {version('backfire')}\n"
+
+
+@pytest.mark.parametrize("package", [mech, probes])
+def test_every_public_name_is_there_and_an_unknown_one_is_not(package: ModuleType) -> None:
+    for name in package.__all__:
+        assert getattr(package, name) is not None and name in dir(package)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        package.nothing  # noqa: B018 - the access is the test
 
 
 def test_an_unknown_study_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prob"]) == 2
     shown = capsys.readouterr()
-    assert shown.err.splitlines() == [f"backfire: 'prob' is not a study: choose one of {', '.join(STUDIES)}."]
+    assert shown.err.splitlines() == [
+        f"backfire: 'prob' is not a command: choose one of {', '.join(COMMANDS)}."
+    ]
     assert not shown.out
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [(name, words) for name in STUDIES for words in (["--colour", "red"], ["--mod", "x"])]
-    + [(name, ["stray"]) for name in STUDIES if not needed(name)],
+    [(name, words) for name in COMMANDS for words in (["--colour", "red"], ["--mod", "x"])]
+    + [(name, ["stray"]) for name in COMMANDS if not needed(name)],
 )
 def test_an_unknown_flag_an_abbreviation_and_a_stray_word_are_refused(
     name: str, words: list[str], capsys: pytest.CaptureFixture[str]
