@@ -1,0 +1,59 @@
+"""README and docs: every command they name is one that the command line takes, and every link leads somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from experiments.cli import parser
+from experiments.commands import COMMANDS
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+LEFT_OUT = "…"  # a command that a page shortens
+
+
+def commands(text: str) -> list[str]:
+    """Commands in code spans and in the lines of code blocks, without comments and with continued lines joined."""
+    text = text.replace("\\\n", " ")
+    blocks = re.findall(r"^```(?:sh)?\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    lines = [line.split("  #")[0].split(" #")[0] for block in blocks for line in block.splitlines()]
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
+    return [
+        one.strip() for one in [*lines, *spans] if re.match(r"backfire [a-z]", one) and LEFT_OUT not in one
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_is_one_that_the_command_line_takes(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = []
+    for line in commands(page.read_text()):
+        name, *words = shlex.split(line)[1:]
+        if name not in COMMANDS:
+            wrong.append(line)
+            continue
+        try:
+            parser(import_module(COMMANDS[name].module).STUDY).parse_args(words)
+        except SystemExit as stop:
+            if stop.code:
+                wrong.append(f"{line}: {capsys.readouterr().err.strip().splitlines()[-1]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_commands_are_found_in_blocks_and_in_prose() -> None:
+    text = "Run `backfire probe\n--limit 3`, then\n```sh\nbackfire joint --k 4 \\\n  --limit 2   # sets\n```\n`backfire …`"
+    assert commands(text) == ["backfire joint --k 4    --limit 2", "backfire probe --limit 3"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_relative_link_leads_to_a_file(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
+    missing = [one for one in targets if "://" not in one and not (page.parent / one).exists()]
+    assert not missing
