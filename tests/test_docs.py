@@ -6,9 +6,11 @@ import re
 import shlex
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import mech
 from experiments.cli import parser
 from experiments.commands import COMMANDS
 
@@ -48,8 +50,43 @@ def test_every_command_is_one_that_the_command_line_takes(
 
 
 def test_commands_are_found_in_blocks_and_in_prose() -> None:
-    text = "Run `backfire probe\n--limit 3`, then\n```sh\nbackfire joint --k 4 \\\n  --limit 2   # sets\n```\n`backfire …`"
+    text = "Run `backfire probe\n--limit 3`:\n```sh\nbackfire joint --k 4 \\\n  --limit 2   # sets\n```\n`backfire …`"
     assert commands(text) == ["backfire joint --k 4    --limit 2", "backfire probe --limit 3"]
+
+
+PYTHON = [
+    (page, number, block)
+    for page in PAGES
+    for number, block in enumerate(
+        re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("page", "number", "block"), PYTHON, ids=[f"{page.name}-{n}" for page, n, _ in PYTHON]
+)
+def test_every_block_of_python_runs_on_the_bundled_model(
+    page: Path,
+    number: int,
+    block: str,
+    smollm2: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = []
+
+    def loaded(name: str) -> Any:
+        names.append(name)
+        return smollm2
+
+    monkeypatch.setattr(mech, "load_model", loaded)
+    exec(compile(block, f"{page.name}-{number}", "exec"), {"__name__": "__main__"})
+    assert names == ["smollm2-135m-q4"] and capsys.readouterr().out.strip()
+
+
+def test_there_are_blocks_of_python() -> None:
+    assert {page.name for page, _, _ in PYTHON} >= {"README.md", "python.md"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
