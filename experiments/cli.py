@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser(study: Study) -> argparse.ArgumentParser:
-    """The study's own parser; every option is a flag with a value, but for those that are positional."""
+    """The study's own parser; every option is a flag with a value, but for switches and what is positional."""
     made = argparse.ArgumentParser(
         prog=f"backfire {study.name}",
         description=study.summary,
@@ -66,11 +66,12 @@ def parser(study: Study) -> argparse.ArgumentParser:
                 help=option.help,
             )
             continue
+        if option.switch:
+            made.add_argument(f"--{option.name}", action="store_true", dest=option.key, help=option.help)
+            continue
         made.add_argument(
             f"--{option.name}",
             action=_Repeated if option.repeatable else "store",
-            nargs=None if option.alone is None else "?",
-            const=None if option.alone is None else option.type(option.alone),
             dest=option.key,
             type=option.type,
             default=option.default,

@@ -120,7 +120,7 @@ COMMANDS: Mapping[str, Command] = {
     "mechanism": Command(
         "mechanism",
         "experiments.mechanism",
-        "the whole suite of evidence on one environment, with a plan of its cost first (--plan yes)",
+        "the whole suite of evidence on one environment, with a plan of its cost first (--plan)",
     ),
     "rollout": Command(
         "rollouts",

@@ -1,7 +1,7 @@
 """`backfire mechanism`: the evidence that copy heads make the call repeat, all of it, in one resumable folder.
 
 Measurement, frozen heads, joint sets by six methods beside controls, exact patching of Δcopy and Δsem, attribution,
-edge knockouts, ablation; then mechanism.csv and mechanism.md, the one table. --plan yes prints the questions, the
+edge knockouts, ablation; then mechanism.csv and mechanism.md, the one table. --plan prints the questions, the
 memory and the time first, and runs nothing.
 """
 
@@ -33,7 +33,6 @@ from experiments.options import (
     Report,
     Study,
     positive,
-    yes_or_no,
 )
 from experiments.session import Session, open_run, open_session, require_out
 from experiments.tables import frame_text
@@ -59,10 +58,11 @@ DEEP = Option(
 FEW = Option("few", positive, 24, "items of the further stages: attribution, edges, patterns, layers, paths")
 PLAN = Option(
     "plan",
-    yes_or_no,
+    bool,
     False,
-    "yes: print questions, memory and time, and stop",
+    "print questions, memory and time, and stop",
     presentation=True,
+    switch=True,
 )
 DEFAULT_ITEMS = 24
 
@@ -167,8 +167,8 @@ def write(
 
 STUDY = Study(
     "mechanism",
-    "the whole suite of evidence on one environment, with a plan of its cost first (--plan yes)",
-    "backfire mechanism --env toolshed --limit 24 --plan yes --out runs/mechanism",
+    "the whole suite of evidence on one environment, with a plan of its cost first (--plan)",
+    "backfire mechanism --env toolshed --limit 24 --plan --out runs/mechanism",
     (
         *ON_MODEL,
         *ON_ITEMS,

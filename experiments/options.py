@@ -21,7 +21,7 @@ class Option:
     """One flag: `--name`, its type, default and help; `choices` where only some values make sense.
 
     A `positional` one is no flag: words without a name in front, parsed as a list; one at least, if it has no default.
-    `alone`: the value of a flag that no word follows (None: a word must). A `repeatable` flag may be given several
+    A `switch` takes no word: the flag is there or not. A `repeatable` flag may be given several
     times: the values are a tuple in the order given, without those that say the default, which stands where nothing
     else was said.
     """
@@ -33,7 +33,7 @@ class Option:
     choices: tuple[str, ...] | None = None
     presentation: bool = False
     positional: bool = False
-    alone: str | None = None
+    switch: bool = False
     repeatable: bool = False
 
     @property
@@ -67,13 +67,6 @@ class Study:
             for option in self.options
             if not option.presentation
         }
-
-
-def yes_or_no(text: str) -> bool:
-    """True for yes, False for no; nothing else is either."""
-    if text not in ("yes", "no"):
-        raise argparse.ArgumentTypeError(f"{text} is neither yes nor no")
-    return text == "yes"
 
 
 def positive(text: str) -> int:
@@ -172,17 +165,17 @@ DTYPE = Option("dtype", str, "float32", "parameter type", ("float32", "float64",
 DEVICE = Option("device", str, "cpu", "torch device")
 ALLOW_SPECIAL = Option(
     "allow-special-in-content",
-    yes_or_no,
+    bool,
     False,
     "special tokens spelt in items, wording or replies become real ones (else they are text)",
-    alone="yes",
+    switch=True,
 )
 SEED = Option("seed", int, 0, "base seed; every random draw has its own stream under it")
 OUT = Option("out", Path, None, "run folder; resumed when it exists", presentation=True)
 CACHE = Option(
     "cache", Path, None, "folder for kept activations, read before anything is run", presentation=True
 )
-QUIET = Option("quiet", yes_or_no, False, "yes: no progress bars", presentation=True)
+QUIET = Option("quiet", bool, False, "no progress bars", presentation=True, switch=True)
 ENV = Option("env", str, "toolshed", "environment the items are made in", ("toolshed", "coderepair", "all"))
 TEMPLATES = Option(
     "templates",

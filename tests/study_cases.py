@@ -132,7 +132,7 @@ class Shell:
         """Run `backfire STUDY` in this process; words given later win. `out` names a folder in tmp."""
         base: list[str | Path] = [] if study == "scaling" else ["--model", self.model]
         if study in ON_ITEMS:
-            base += ["--items", self.items, "--quiet", "yes"]
+            base += ["--items", self.items, "--quiet"]
         if study in ABLATES or "--ablate" in words:
             base += ["--reference-items", f"4@{self.reference}"]
         if out is not None:

@@ -162,7 +162,7 @@ def test_ways_that_write_different_turns_are_not_compared() -> None:
 def test_bench_prints_every_ratio_and_writes_the_table(shell: Shell) -> None:
     said = shell.ran(
         *("bench", "--items", shell.items, "--limit", "2", "--repeats", "1", "--sweep-id", "garden-2"),
-        *("--sample-heads", "3", "--sample-full", "2", "--quiet", "yes"),
+        *("--sample-heads", "3", "--sample-full", "2", "--quiet"),
     )
     text, table = "\n".join(said.out), shell.table("bench").set_index("method")
     assert list(table["part"]) == ["scoring"] * 3 + ["decoding"] * 4 + ["sweep"] * 2 + ["rate"]
@@ -188,7 +188,6 @@ def test_bench_without_a_folder_writes_nothing_and_an_unknown_item_is_refused(sh
         "--sample-heads",
         "1",
         "--quiet",
-        "yes",
     )
     assert shell("bench", *words, out=None).code == 0
     assert not (shell.tmp / "run").exists()

@@ -35,7 +35,7 @@ def test_a_small_calibration_meets_what_is_promised(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = _measures(tmp_path / "run")
-    words = ["calibrate", "--simulations", "500", "--draws", "400", "--clusters", "6,13", "--quiet", "yes"]
+    words = ["calibrate", "--simulations", "500", "--draws", "400", "--clusters", "6,13", "--quiet"]
     assert main([*words, "--from", str(source), "--out", str(tmp_path / "out")]) == 0
     table = pd.read_csv(tmp_path / "out" / "calibrate.csv")
     assert tuple(table.columns) == CALIBRATE == coverage.CALIBRATE

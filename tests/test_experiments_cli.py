@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 from dataclasses import replace
 from importlib import import_module
@@ -63,8 +64,6 @@ def other_value(option: Option, folder: Path) -> str:
     if option.type is Path:
         (folder / "file").write_text("contents")
         return str(folder / "file")
-    if isinstance(option.default, bool):
-        return "no" if option.default else "yes"
     if option.name in ("one", "other"):
         return "pre,succ"
     if option.name == "k":
@@ -86,8 +85,9 @@ def test_help_shows_every_option_and_an_example(name: str, capsys: pytest.Captur
     assert stop.value.code == 0
     assert f"example: backfire {name}" in " ".join(shown.split())
     for option in ALL[name].options:
-        words = f"{option.name.upper()} [", f"[{option.name.upper()} ..."
-        assert any(word in shown for word in (words if option.positional else (f"--{option.name} ",)))
+        name = option.name.upper()
+        written = rf"{name} \[|\[{name} \.\.\." if option.positional else rf"--{option.name}(?![\w-])"
+        assert re.search(written, shown)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -191,7 +191,8 @@ def test_every_option_changes_the_runs_identity_or_only_presents(
         assert before[option.key] == option.default  # there is no other value yet, and it is recorded
         return
     flag = [] if option.positional else [f"--{option.name}"]
-    after = ALL[study].settings(parse(study, *flag, other_value(option, tmp_path)))
+    value = [] if option.switch else [other_value(option, tmp_path)]
+    after = ALL[study].settings(parse(study, *flag, *value))
     assert option.presentation == OTHERWISE.get((study, option.name), option.name in PRESENTATION)
     assert (config_hash(before) == config_hash(after)) == option.presentation
     assert option.presentation or before[option.key] != after[option.key]
@@ -344,7 +345,7 @@ def test_every_option_of_placebo_changes_its_rows(
 
 def test_what_only_presents_changes_no_row(shell: Shell, written: dict[Any, str]) -> None:
     cache = str(shell.tmp / "cache")
-    more = ["--cache", cache, "--keep", "hook_mlp_out", "--quiet", "no"]
+    more = ["--cache", cache, "--keep", "hook_mlp_out"]
     assert not differs(shell, written, "probe", "scores.jsonl", ["--limit", "2"], more)
 
 

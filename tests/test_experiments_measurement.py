@@ -209,7 +209,7 @@ def test_executed_items_are_made_once_and_read_back(
 
 
 def test_both_environments_are_measured_in_one_run(three_problems: Path, shell: Shell) -> None:
-    words = ["--model", shell.model, "--limit", "2", "--quiet", "yes", "--out", shell.tmp / "both"]
+    words = ["--model", shell.model, "--limit", "2", "--quiet", "--out", shell.tmp / "both"]
     assert main(["decomposition", "--env", "all", *map(str, words)]) == 0
     values = shell.table("measures", "both")
     assert values.groupby("env")["item_id"].nunique().to_dict() == {"coderepair": 2, "toolshed": 2}

@@ -19,7 +19,7 @@ from tests.tolerances import FP64, NATS
 
 HEADS = "L0H1,L1H0,L2H3"
 LABEL = "L0H1+L1H0+L2H3@zero"
-SMALL = ("--tasks", "2", "--steps", "3", "--tokens", "5", "--quiet", "yes")
+SMALL = ("--tasks", "2", "--steps", "3", "--tokens", "5", "--quiet")
 
 
 @pytest.fixture(autouse=True)

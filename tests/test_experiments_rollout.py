@@ -45,7 +45,7 @@ from tests.mech_cases import one_thread  # noqa: F401 - a fixture
 from tests.study_cases import Shell, contents, loaded_once, shell  # noqa: F401 - a fixture
 from tests.tolerances import FP32, FP64, NATS
 
-SMALL = ("--tasks", "2", "--steps", "3", "--tokens", "5", "--quiet", "yes")
+SMALL = ("--tasks", "2", "--steps", "3", "--tokens", "5", "--quiet")
 HEADS = "L0H1,L1H0,L2H3"
 ZERO = ("--how", "zero", "--heads", HEADS)
 
@@ -326,7 +326,7 @@ def test_every_arm_at_its_floor_is_named_and_what_success_cannot_show_is_said() 
 
 
 def test_programs_are_rolled_out_and_predicted_too(shell: Shell) -> None:
-    words = ("--env", "coderepair", "--tasks", "1", "--steps", "1", "--tokens", "4", "--quiet", "yes")
+    words = ("--env", "coderepair", "--tasks", "1", "--steps", "1", "--tokens", "4", "--quiet")
     shell.ran("rollout", *words, "--harness", "verbatim,verbatim+ban", "--first", "given")
     assert {row["env"] for row in shell.lines("steps")} == {"coderepair"}
     shell.ran("predict")
@@ -416,7 +416,7 @@ def test_a_step_that_repeats_to_the_letter_has_the_probability_that_predict_give
     """Known answer, on the real model: a turn's own log-probabilities are those that teacher forcing finds."""
     monkeypatch.undo()  # the whole prompt
     monkeypatch.setattr("experiments.session.load_model", lambda *_, **__: smollm2)
-    out = ("--out", str(tmp_path / "run"), "--quiet", "yes")
+    out = ("--out", str(tmp_path / "run"), "--quiet")
     assert main(["rollout", "--harness", "verbatim", "--tasks", "2", "--steps", "3", *out]) == 0
     assert main(["predict", *out]) == 0
 

@@ -769,7 +769,7 @@ def test_pre_tokenizer_of_a_gguf_file_is_said_by_hand_and_recorded(
 ) -> None:
     monkeypatch.setenv("BACKFIRE_CACHE", str(shell.tmp / "cache"))
     file = write_gguf(shell.tmp / "tiny.gguf", pre=None)
-    few = ("--n-sequences", "1", "--length", "4", "--top", "2", "--quiet", "yes")
+    few = ("--n-sequences", "1", "--length", "4", "--top", "2", "--quiet")
     shell("heads", "--model", file, *few).sentence("tiny.gguf", "names no pre-tokenizer", "--pre NAME")
     shell("heads", "--model", file, "--pre", "qwen", *few).sentence("'qwen' (--pre) is unknown", "smollm")
     shell("heads", "--pre", "smollm", *few).sentence("--pre names the pre-tokenizer of a GGUF file")
