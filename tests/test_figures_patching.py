@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
+from figures.carried import draw_carried
 from figures.direct_total import direct_numbers
 from figures.layer_profile import layer_numbers
 from figures.load import FigureError, MissingTable, of_metric, read_effects, read_table
@@ -63,3 +65,30 @@ def test_only_pre_to_neut_is_called_delta_copy(run: Path) -> None:
             numbers(other)
         with pytest.raises(FigureError, match="two rows"):
             numbers(pd.concat([table, table.head(1)]))
+
+
+@pytest.mark.parametrize("kinds", [("random", "norm", "damage", "direction", "sink"), ("random",)])
+def test_one_size_stands_beside_its_controls(
+    kinds: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path, only_heads=True)
+    table = pd.read_csv(run / "carried.csv")
+    table[(table["k"] == 16) & table["controls"].isin(kinds)].to_csv(run / "carried.csv", index=False)
+    drawn: list[Figure] = []
+
+    def save(figure: Figure, *_: object) -> list[Path]:
+        drawn.append(figure)
+        return []
+
+    monkeypatch.setattr("figures.style.save", save)
+    draw_carried(run)
+    panels = [axes for axes in drawn[0].axes if axes.get_visible()]
+    assert len(panels) == 8
+    for axes in panels:
+        names = [label.get_text() for label in axes.get_xticklabels()]
+        assert names[:3] == ["log p", "margin", "random"] and len(names) == 2 + len(kinds)
+        low, high = axes.get_xlim()
+        shown = [container.lines[0].get_xydata() for container in axes.containers]
+        assert len(shown) == len(names)
+        for place, [[x, y]] in enumerate(shown):
+            assert x == place and low < x < high and axes.get_ylim()[0] < y < axes.get_ylim()[1]
