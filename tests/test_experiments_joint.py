@@ -323,6 +323,23 @@ def test_matched_controls_and_fits_are_made_once_in_a_folder(
     assert shell.path("fits.jsonl").read_bytes() == fits
 
 
+def test_what_other_settings_have_made_is_not_taken(shell: Shell) -> None:
+    some = words(shell, "--control-kinds", "random,norm", "--methods", "mean,optimal", "--limit", "1")
+    shell.ran("joint", *some)
+    fits = len(shell.lines("fits"))
+    other = [*some, "--from", "neut_other", "--seed", "1"]
+    shell.ran("joint", *other)
+    shell.ran("joint", *other, out="alone")
+    here, alone = (shell.about("joint neut_other>neut", out)["provenance"] for out in ("run", "alone"))
+    assert here["sets"] == alone["sets"] and here["ratios"] == alone["ratios"]
+    first = shell.about("joint")["provenance"]
+    assert here["sets"] != first["sets"]  # else another seed would draw the same, and nothing would be shown
+    before = len(shell.lines("fits"))
+    slow = [*some, "--from", "neut_pad", "--engine", "reference"]
+    shell.ran("joint", *slow)
+    assert len(shell.lines("fits")) == before + fits  # the other engine fits for itself
+
+
 def test_a_fit_of_other_heads_than_it_names_is_refused(shell: Shell) -> None:
     some = words(shell, "--control-kinds", "none", "--methods", "optimal", "--limit", "1")
     shell.ran("joint", *some)
