@@ -327,13 +327,16 @@ def test_what_other_settings_have_made_is_not_taken(shell: Shell) -> None:
     some = words(shell, "--control-kinds", "random,norm", "--methods", "mean,optimal", "--limit", "1")
     shell.ran("joint", *some)
     fits = len(shell.lines("fits"))
-    other = [*some, "--from", "neut_other", "--seed", "1"]
-    shell.ran("joint", *other)
-    shell.ran("joint", *other, out="alone")
-    here, alone = (shell.about("joint neut_other>neut", out)["provenance"] for out in ("run", "alone"))
-    assert here["sets"] == alone["sets"] and here["ratios"] == alone["ratios"]
     first = shell.about("joint")["provenance"]
-    assert here["sets"] != first["sets"]  # else another seed would draw the same, and nothing would be shown
+    for pair, words_of in (("neut_other", ["--seed", "1"]), ("neut_matched", ["--controls", "3"])):
+        other = [*some, "--from", pair, *words_of]
+        shell.ran("joint", *other)
+        shell.ran("joint", *other, out="alone")
+        here, alone = (shell.about(f"joint {pair}>neut", out)["provenance"] for out in ("run", "alone"))
+        assert here["sets"] == alone["sets"] and here["ratios"] == alone["ratios"]
+        assert (
+            here["ratios"] != first["ratios"]
+        )  # else they would be the same sets, and nothing would be shown
     before = len(shell.lines("fits"))
     slow = [*some, "--from", "neut_pad", "--engine", "reference"]
     shell.ran("joint", *slow)

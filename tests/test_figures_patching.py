@@ -90,5 +90,12 @@ def test_one_size_stands_beside_its_controls(
         low, high = axes.get_xlim()
         shown = [container.lines[0].get_xydata() for container in axes.containers]
         assert len(shown) == len(names)
+        ends = [container.lines[2][0].get_segments()[0][:, 1] for container in axes.containers]
+        assert all(low < y < high for (low, high), [[_, y]] in zip(ends[:2], shown[:2], strict=True))
+        lows, highs = zip(*(ends[2:]), strict=True)
+        drawn_range = table[
+            (table["k"] == 16) & (table["metric"] == "logprob") & table["controls"].isin(kinds)
+        ]
+        assert {*lows} <= {*drawn_range["control_lo"]} and {*highs} <= {*drawn_range["control_hi"]}
         for place, [[x, y]] in enumerate(shown):
             assert x == place and low < x < high and axes.get_ylim()[0] < y < axes.get_ylim()[1]
