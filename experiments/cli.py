@@ -13,7 +13,7 @@ from typing import Any
 
 from envs.errors import InputError as EnvironmentInputError
 from experiments.commands import COMMANDS, GROUPS
-from experiments.options import Study
+from experiments.run.study import Study
 from mech.errors import InputError
 
 

@@ -14,10 +14,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments import ablate_heads, doctor, find_heads, make_items, patch_heads, probe_items
-from experiments.options import MODEL, OUT, PRE, QUIET, SEED, Option, Report, Study, positive, whole_numbers
-from experiments.records import read_frame
-from experiments.tables import interval_text
+from experiments.bench import doctor
+from experiments.measure import items as make_items
+from experiments.measure import probe as probe_items
+from experiments.mechanism import ablate as ablate_heads
+from experiments.mechanism import heads as find_heads
+from experiments.mechanism import patch as patch_heads
+from experiments.run.run_folder import read_frame
+from experiments.run.study import MODEL, OUT, PRE, QUIET, SEED, Option, Report, Study, positive, whole_numbers
+from experiments.run.tables import interval_text
 from mech.errors import InputError
 
 logger = logging.getLogger(__name__)

@@ -11,19 +11,27 @@ from typing import TYPE_CHECKING
 from mech.lazy import lazily
 
 if TYPE_CHECKING:
-    from mech.attribution import Attribution, attribute
-    from mech.chain import Chain
-    from mech.decoding import Decoding, Turn, decode
-    from mech.engine import Engine, Run
+    from mech.decoding.decode import Decoding, Turn, decode
+    from mech.decoding.kv_sequence import Chain
+    from mech.engine.engine import Engine, Run
+    from mech.engine.queries import Query, Score
     from mech.errors import InputError
     from mech.heads import Head, HeadSet
-    from mech.interventions import NOTHING, Cut, Edit, Intervention, cut_edges, replace_heads, scale_heads
+    from mech.interventions.intervention import (
+        NOTHING,
+        Cut,
+        Edit,
+        Intervention,
+        cut_edges,
+        replace_heads,
+        scale_heads,
+    )
+    from mech.interventions.persistent import Standing
+    from mech.interventions.sites import kv_head_of
     from mech.load import load_model
-    from mech.model import Model
-    from mech.patching import patch_heads, patch_sets
-    from mech.queries import Query, Score
-    from mech.sites import kv_head_of
-    from mech.standing import Standing
+    from mech.models.model import Model
+    from mech.patching.attribution import Attribution, attribute
+    from mech.patching.patch import patch_heads, patch_sets
 
 __all__ = [
     "NOTHING",
@@ -55,32 +63,32 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Attribution": "mech.attribution",
-    "Chain": "mech.chain",
-    "Cut": "mech.interventions",
-    "Decoding": "mech.decoding",
-    "Edit": "mech.interventions",
-    "Engine": "mech.engine",
+    "Attribution": "mech.patching.attribution",
+    "Chain": "mech.decoding.kv_sequence",
+    "Cut": "mech.interventions.intervention",
+    "Decoding": "mech.decoding.decode",
+    "Edit": "mech.interventions.intervention",
+    "Engine": "mech.engine.engine",
     "Head": "mech.heads",
     "HeadSet": "mech.heads",
     "InputError": "mech.errors",
-    "Intervention": "mech.interventions",
-    "Model": "mech.model",
-    "NOTHING": "mech.interventions",
-    "Query": "mech.queries",
-    "Run": "mech.engine",
-    "Score": "mech.queries",
-    "Standing": "mech.standing",
-    "Turn": "mech.decoding",
-    "attribute": "mech.attribution",
-    "cut_edges": "mech.interventions",
-    "decode": "mech.decoding",
-    "kv_head_of": "mech.sites",
+    "Intervention": "mech.interventions.intervention",
+    "Model": "mech.models.model",
+    "NOTHING": "mech.interventions.intervention",
+    "Query": "mech.engine.queries",
+    "Run": "mech.engine.engine",
+    "Score": "mech.engine.queries",
+    "Standing": "mech.interventions.persistent",
+    "Turn": "mech.decoding.decode",
+    "attribute": "mech.patching.attribution",
+    "cut_edges": "mech.interventions.intervention",
+    "decode": "mech.decoding.decode",
+    "kv_head_of": "mech.interventions.sites",
     "load_model": "mech.load",
-    "patch_heads": "mech.patching",
-    "patch_sets": "mech.patching",
-    "replace_heads": "mech.interventions",
-    "scale_heads": "mech.interventions",
+    "patch_heads": "mech.patching.patch",
+    "patch_sets": "mech.patching.patch",
+    "replace_heads": "mech.interventions.intervention",
+    "scale_heads": "mech.interventions.intervention",
 }
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

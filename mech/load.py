@@ -19,14 +19,14 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from mech.chat import settings_for
-from mech.checkpoints import Checkpoint, resolve
-from mech.checks import CheckResult, stock_logits
+from mech.checks.checks import CheckResult, stock_logits
+from mech.checks.run_checks import probe_ids, require, run_checks
 from mech.errors import InputError
-from mech.hashes import tensors_sha256
-from mech.model import Identity, Model
-from mech.selfcheck import probe_ids, require, run_checks
-from mech.tokenizers import Statement, settle
+from mech.models.chat import settings_for
+from mech.models.checkpoints import Checkpoint, resolve
+from mech.models.hashes import tensors_sha256
+from mech.models.model import Identity, Model
+from mech.models.tokenizers import Statement, settle
 
 DTYPES = {
     "float32": torch.float32,
@@ -53,13 +53,14 @@ def load_model(
     """Load a model by name and refuse it if a load-time check fails.
 
     Args:
-        name: `smollm2-135m-q4` (bundled), a short name of `mech.checkpoints.SHORT_NAMES`, a folder, a `.gguf`
+        name: `smollm2-135m-q4` (bundled), a short name of `mech.models.checkpoints.SHORT_NAMES`, a folder, a `.gguf`
             file or a hub id.
         dtype: "float32" unless there is a reason: scores in half precision change with the batch.
         device: a torch device.
         cache_dir: where de-quantised GGUF checkpoints are kept; `default_cache_dir()` if None.
-        check: run the self-checks of `mech.selfcheck`.
-        pre: the pre-tokenizer of a GGUF file that names none or a wrong one, a name of `mech.pre_tokenizers.RULES`.
+        check: run the self-checks of `mech.checks.run_checks`.
+        pre: the pre-tokenizer of a GGUF file that names none or a wrong one, a name of
+            `mech.models.pre_tokenizers.RULES`.
 
     Raises:
         InputError: unknown name, unreadable or incomplete weights, unusable dtype, device or cache folder, a

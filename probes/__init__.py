@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from mech.lazy import lazily
 
 if TYPE_CHECKING:
-    from probes.coderepair_items import build_coderepair_items
-    from probes.conditions import CONDITIONS, CORE, parse_conditions, render
-    from probes.items import Item, balanced_subset, dump_items, load_items, select_items
-    from probes.toolshed_items import build_toolshed_items
-    from probes.wording import Wording, load_wording
+    from probes.items.coderepair import build_coderepair_items
+    from probes.items.item import Item, balanced_subset, dump_items, load_items, select_items
+    from probes.items.toolshed import build_toolshed_items
+    from probes.prompts.conditions import CONDITIONS, CORE, parse_conditions, render
+    from probes.prompts.wording import Wording, load_wording
 
 __all__ = [
     "CONDITIONS",
@@ -30,19 +30,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CONDITIONS": "probes.conditions",
-    "CORE": "probes.conditions",
-    "Item": "probes.items",
-    "Wording": "probes.wording",
-    "balanced_subset": "probes.items",
-    "build_coderepair_items": "probes.coderepair_items",
-    "build_toolshed_items": "probes.toolshed_items",
-    "dump_items": "probes.items",
-    "load_items": "probes.items",
-    "load_wording": "probes.wording",
-    "parse_conditions": "probes.conditions",
-    "render": "probes.conditions",
-    "select_items": "probes.items",
+    "CONDITIONS": "probes.prompts.conditions",
+    "CORE": "probes.prompts.conditions",
+    "Item": "probes.items.item",
+    "Wording": "probes.prompts.wording",
+    "balanced_subset": "probes.items.item",
+    "build_coderepair_items": "probes.items.coderepair",
+    "build_toolshed_items": "probes.items.toolshed",
+    "dump_items": "probes.items.item",
+    "load_items": "probes.items.item",
+    "load_wording": "probes.prompts.wording",
+    "parse_conditions": "probes.prompts.conditions",
+    "render": "probes.prompts.conditions",
+    "select_items": "probes.items.item",
 }
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -89,7 +89,7 @@ def exact_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def few_control_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a rank among fewer than nineteen control sets have its p, so that a test can check the formula on three."""
-    monkeypatch.setattr("probes.dose.FEWEST_DRAWN", 1)
+    monkeypatch.setattr("probes.effects.dose.FEWEST_DRAWN", 1)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mech.load import load_model
-from mech.model import Model
+from mech.models.model import Model
 from tests.tiny_models import byte_tokenizer
 
 # The hand-built model: the residual stream is [token one-hot | position one-hot | previous token one-hot].

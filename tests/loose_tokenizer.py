@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from mech.tokenizers import PROBE
+from mech.models.tokenizers import PROBE
 
 SPECIAL = ("<bos>", "<eos>", "<pad>", "<turn>", "<end>")
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mech.engine import Engine, Run
+from mech.engine.engine import Engine, Run
+from mech.engine.queries import Query, Score
 from mech.heads import Head, HeadSet
-from mech.interventions import NOTHING, Edit, Intervention, replace_heads, scale_heads
+from mech.interventions.intervention import NOTHING, Edit, Intervention, replace_heads, scale_heads
 from mech.load import load_model
-from mech.model import Model
-from mech.queries import Query, Score
+from mech.models.model import Model
 from tests.tiny_models import FAMILIES
 from tests.tolerances import FP32, FP64
 

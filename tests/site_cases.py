@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mech.edits import HEAD_SITES, HOOK_NAMES, Site, Where
 from mech.heads import HeadSet
-from mech.interventions import Edit, Intervention, cut_edges, replace_heads, scale_heads
-from mech.model import Model
-from mech.patching import all_heads
+from mech.interventions.edits import HEAD_SITES, HOOK_NAMES, Site, Where
+from mech.interventions.intervention import Edit, Intervention, cut_edges, replace_heads, scale_heads
+from mech.models.model import Model
+from mech.patching.patch import all_heads
 from tests.mech_cases import ACTION, HEADS, LEFT, STEM, noise
 
 SITES: tuple[Site, ...] = tuple(HOOK_NAMES)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from experiments.schema import STEPS
-from probes.repeats import FAILED
+from experiments.run.schema import STEPS
+from probes.rollouts.repeats import FAILED
 
 ERRORS = {
     "failed": "not_found",

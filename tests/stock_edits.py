@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mech.interventions import Cut, Edit
-from mech.queries import Query
+from mech.engine.queries import Query
+from mech.interventions.intervention import Cut, Edit
 
 Hook = Callable[..., Any]
 

@@ -13,10 +13,10 @@ import pandas as pd
 import pytest
 
 from experiments.cli import main
-from experiments.records import EXACT_FLOATS
+from experiments.run.run_folder import EXACT_FLOATS
 from mech.load import load_model
-from mech.model import Model
-from probes.items import Item, dump_items
+from mech.models.model import Model
+from probes.items.item import Item, dump_items
 
 FolderFactory = Callable[..., Path]
 ON_ITEMS = (
@@ -189,9 +189,13 @@ def shell(
 ) -> Shell:
     """Commands on the tiny Llama, three short items and two short passages of prose."""
     monkeypatch.setenv("BACKFIRE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("experiments.session.load_model", loaded_once)
-    monkeypatch.setattr("probes.offtarget.passages", lambda: ["Rain fell on the hill.", "We ate soup."])
-    monkeypatch.setattr("probes.offtarget.code_passages", lambda: ["x = [1, 2]", "for a in b:\n    c(a)"])
+    monkeypatch.setattr("experiments.run.session.load_model", loaded_once)
+    monkeypatch.setattr(
+        "probes.scoring.text_loss.passages", lambda: ["Rain fell on the hill.", "We ate soup."]
+    )
+    monkeypatch.setattr(
+        "probes.scoring.text_loss.code_passages", lambda: ["x = [1, 2]", "for a in b:\n    c(a)"]
+    )
     items = tmp_path / "items.jsonl"
     dump_items(ITEMS[:3], items)
     reference = tmp_path / "reference.jsonl"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from experiments.schema import TABLES
+from experiments.run.schema import TABLES
 
 N_LAYERS, N_HEADS, N_KV = 30, 9, 3
 PAIR = {"from": "pre", "to": "neut"}

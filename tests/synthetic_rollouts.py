@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from experiments.schema import TABLES
+from experiments.run.schema import TABLES
 
 HARNESSES = ("verbatim", "verbatim+instruction", "abstract", "drop", "verbatim+ban", "abstract+ban")
 CHANGES = ("ablate", "hide", "hide-all", "ablate-random0", "hide-random0")

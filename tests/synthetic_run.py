@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from experiments.schema import TABLES
+from experiments.run.schema import TABLES
 from tests.synthetic_patching import write_patching
 from tests.synthetic_rollouts import write_rollouts
 

@@ -24,16 +24,16 @@ import torch
 
 from envs.coderepair.problems import BUNDLED, load_problems
 from envs.errors import InputError as EnvironmentInputError
-from experiments import item_pools
-from experiments.ablation_tables import long_off_target, long_values
-from experiments.compare_effects import patched_entry, require_same
-from experiments.compare_runs import read_summary
-from experiments.durable import naming, parse_rows
-from experiments.find_heads import ranking
-from experiments.patch_tables import z_effects
-from experiments.records import RunFolder, read_run, recorded
-from experiments.scale_models import is_done
-from experiments.session import _read_ids
+from experiments.measure.compare import read_summary
+from experiments.measure.scaling import is_done
+from experiments.mechanism.ablation_tables import long_off_target, long_values
+from experiments.mechanism.heads import ranking
+from experiments.mechanism.overlap import patched_entry, require_same
+from experiments.mechanism.patch_tables import z_effects
+from experiments.run import item_pools
+from experiments.run.durable import naming, parse_rows
+from experiments.run.run_folder import RunFolder, read_run, recorded
+from experiments.run.session import _read_ids
 from figures import (
     by_family,
     calibration,
@@ -62,18 +62,18 @@ from figures.load import (
     read_table,
     selected_heads,
 )
-from mech.checkpoints import weight_files
+from mech.engine.store import Store
 from mech.errors import InputError
-from mech.head_lists import read_head_list
+from mech.head_scores.head_lists import read_head_list
 from mech.load import load_model
-from mech.model import Model
-from mech.store import Store
-from probes.breakdowns import item_attributes
-from probes.conditions import CONDITIONS, lacking, render
-from probes.items import dump_items, load_items
-from probes.measures import measure
-from probes.profiles import profiles
-from probes.wording import DEFAULT_WORDING, load_wording
+from mech.models.checkpoints import weight_files
+from mech.models.model import Model
+from probes.items.item import dump_items, load_items
+from probes.measures.breakdowns import item_attributes
+from probes.measures.measures import measure
+from probes.measures.profiles import profiles
+from probes.prompts.conditions import CONDITIONS, lacking, render
+from probes.prompts.wording import DEFAULT_WORDING, load_wording
 from tests.mech_cases import FolderFactory
 from tests.study_cases import ITEMS, loaded_once
 from tests.synthetic_run import write_run

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from jaxtyping import TypeCheckError
 
-from experiments import records
+from experiments.run import run_folder as records
 from figures.labels import overlap
 from figures.load import REQUIRED
 

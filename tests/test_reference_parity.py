@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mech.engine import Engine
-from mech.model import Model
-from probes.conditions import CORE
-from probes.items import Item, load_items
-from probes.measures import measure
-from probes.scoring import asks, score_item
-from probes.wording import Wording, load_wording
+from mech.engine.engine import Engine
+from mech.models.model import Model
+from probes.items.item import Item, load_items
+from probes.measures.measures import measure
+from probes.prompts.conditions import CORE
+from probes.prompts.wording import Wording, load_wording
+from probes.scoring.score import asks, score_item
 from tests.tolerances import IDENTITY, NATS, ROW_NATS
 
 ITEMS = ("toolshed-0000-s0-hallucinated_entity-2", "toolshed-0001-s1-tool_typo-0")

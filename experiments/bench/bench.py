@@ -1,0 +1,171 @@
+"""`backfire bench`: how much faster the packed engine is than the usual ways, and how near the machine's limit.
+
+    scoring    all core conditions x candidates of an item; the system prompt is in the cache of the first two already
+               packed rows | sequential, prefix-cached SDPA (the paper's method) | full SDPA forwards
+    sweep      noising of all heads one by one: neut, with z from pre; both runs it starts from are made already
+               packed rows | one hooked full TransformerLens forward a head
+    decoding   an agent's turns after an item's context (`experiments.bench.bench_decoding`)
+    rate       one large matrix product
+
+All in one run, interleaved (`experiments.bench.bench_timing`). The slow methods are timed on a part of the work and
+scaled, and marked so. Rendering and tokenising are done beforehand for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from experiments.bench.bench_decoding import decoding_methods
+from experiments.bench.bench_methods import PrefixCached, full_forwards, load_stock
+from experiments.bench.bench_timing import RATE, Method, compare, report_text, spread, turns
+from experiments.bench.bench_work import scoring_flop, sweep_flop
+from experiments.run.item_pools import read_pool
+from experiments.run.places import checkpoint_cache
+from experiments.run.progress import progress
+from experiments.run.session import open_model, open_run, read_items, read_wording
+from experiments.run.study import (
+    LIMIT,
+    ON_ITEMS,
+    ON_MODEL,
+    OUT,
+    QUIET,
+    Option,
+    Report,
+    Study,
+    positive,
+)
+from mech.engine import reference
+from mech.engine.engine import Engine, Run
+from mech.engine.queries import Score
+from mech.engine.sweep import stacked
+from mech.engine.trie import common_prefix
+from mech.heads import HeadSet
+from mech.models.model import Model
+from mech.patching.patch import all_heads, patch_heads, patched_query
+from probes.items.item import Item, select_items
+from probes.prompts.conditions import parse_conditions
+from probes.prompts.wording import Wording
+from probes.scoring.score import asks, decision_run, system_length
+
+REPEATS = Option("repeats", positive, 2, "rounds; the median of a method's times counts")
+TWO = Option("limit", positive, 2, "take a balanced sample of this many items")
+SAMPLE_FULL = Option("sample-full", positive, 5, "sequences an item timed without a cache, scaled to all")
+SWEEP_ID = Option("sweep-id", str, None, "item of the head sweep; by default the first")
+SAMPLE_HEADS = Option("sample-heads", positive, 4, "heads timed by hooked full forwards, scaled to all")
+
+SIDE = 2048
+"""Rows and columns of the matrices that tell the machine's rate."""
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Take the methods in turns, compare them, and with --out write bench.csv."""
+    items = read_items(args)
+    swept = select_items(read_pool(args), [args.sweep_id])[0] if args.sweep_id else items[0]
+    wording = read_wording(args)
+    model = open_model(args, wording)
+    engine = Engine(model)  # without a cache folder: what is read back was not computed
+    stock = load_stock(model, checkpoint_cache())
+    cached = PrefixCached(stock)
+    units = [scoring_methods(engine, stock, cached, item, wording, args.sample_full) for item in items]
+    recipient, donor = (decision_run(engine, swept, name, wording) for name in ("neut", "pre"))
+    units += [decoding_methods(engine, stock, item, wording) for item in items]
+    units += [sweep_methods(engine, recipient, donor, args.sample_heads), [rate_method(model)]]
+    rounds = [unit for _ in range(args.repeats) for unit in enumerate(units)]
+    table = compare(turns(progress(rounds, len(rounds), "bench", args.quiet), perf_counter))
+    if args.out is not None:
+        about = {"item_ids": [item.item_id for item in items], "swept": swept.item_id}
+        with open_run(STUDY, args, model, {**about, "wording_sha256": wording.sha256}) as folder:
+            folder.write_table("bench", table)
+            folder.finish()
+    n_tokens, n_action = len(recipient.query.tokens), len(recipient.query.action)
+    titles = {
+        "scoring": f"scoring an item: 5 conditions x 4 candidates, mean of {len(items)} items",
+        "decoding": f"two turns of at most 32 tokens an item, mean of {len(items)} items",
+        "sweep": f"sweep of {len(all_heads(model))} heads: {n_tokens} tokens, {n_action} of them patched",
+    }
+    how = f"median of {args.repeats} rounds, {torch.get_num_threads()} threads, {model.dtype}, {model.device}"
+    return Report(f"{report_text(table, titles)}\n{how}")
+
+
+def scoring_methods(
+    engine: Engine, stock: Any, cached: PrefixCached, item: Item, wording: Wording, sample: int
+) -> list[Method]:
+    """The ways to score an item under the core conditions; `sample` sequences without a cache."""
+    model = engine.model
+    questions = asks(model, item, parse_conditions("core"), wording)
+    queries = [ask.query for ask in questions]
+    names = [f"{ask.condition}|{ask.candidate}" for ask in questions]
+    shared = min(system_length(model, item), common_prefix([query.prompt[:-1] for query in queries]))
+    system = queries[0].prompt[:shared]
+    some = spread(range(len(queries)), sample)
+
+    def packed() -> Mapping[str, float]:
+        return _totals(names, engine.score(queries, shared))
+
+    def sequential() -> Mapping[str, float]:
+        return _totals(names, cached.score(queries))
+
+    def full() -> Mapping[str, float]:
+        return _totals([names[i] for i in some], full_forwards(stock, [queries[i] for i in some]))
+
+    flop = scoring_flop(model, queries, shared)
+    return [
+        Method("scoring", "packed rows", packed, lambda: engine.trunk(system), flop=flop),
+        Method("scoring", "sequential, prefix-cached SDPA", sequential, lambda: cached.warm(system)),
+        Method("scoring", "full SDPA forwards", full, done=len(some), of=len(queries)),
+    ]
+
+
+def sweep_methods(engine: Engine, recipient: Run, donor: Run, sample: int) -> list[Method]:
+    """The ways to patch every head of the recipient from the donor; `sample` heads by hooked full forwards."""
+    model = engine.model
+    heads = list(all_heads(model))
+    some = spread(heads, sample)
+    z = stacked(donor, model, "attn.hook_z")
+
+    def packed() -> Mapping[str, float]:
+        scores = patch_heads(engine, recipient, donor)
+        return _totals([str(head) for head in scores], list(scores.values()))
+
+    def hooked() -> Mapping[str, float]:
+        queries = [patched_query(recipient, HeadSet([head]), z) for head in some]
+        return _totals([str(head) for head in some], reference.score(model, queries))
+
+    flop = sweep_flop(model, recipient.query, heads)
+    return [
+        Method("sweep", "packed rows", packed, flop=flop),
+        Method("sweep", "hooked full forward a head", hooked, done=len(some), of=len(heads)),
+    ]
+
+
+def rate_method(model: Model) -> Method:
+    """One matrix product in the model's precision, into memory that is there already."""
+    left, right, out = (torch.ones(SIDE, SIDE, dtype=model.dtype, device=model.device) for _ in range(3))
+
+    def product() -> Mapping[str, float]:
+        torch.mm(left, right, out=out)
+        return {"entry": float(out[0, 0])}  # read, so that a device that works on its own has finished
+
+    return Method(RATE, f"{SIDE} x {SIDE} matrix product", product, product, flop=2 * SIDE**3)
+
+
+def _totals(names: Sequence[str], scores: Sequence[Score]) -> dict[str, float]:
+    return {name: score.total for name, score in zip(names, scores, strict=True)}
+
+
+STUDY = Study(
+    "bench",
+    "time the packed engine against the usual ways, in one run, and say how near the machine's limit it is",
+    "backfire bench --limit 2 --repeats 2",
+    (
+        *ON_MODEL,
+        *(TWO if option is LIMIT else option for option in ON_ITEMS),
+        *(REPEATS, SAMPLE_FULL, SWEEP_ID, SAMPLE_HEADS, OUT, QUIET),
+    ),
+    run,
+)

@@ -1,0 +1,233 @@
+"""Control sets of a head set: heads that are not selected, alike in what might explain an effect without copying.
+
+random           as many heads in each layer, drawn at random                             (`mech.head_scores.controls`)
+norm             of about the same output norm, and of low prefix-matching scores         (`mech.head_scores.strength`)
+damage           as many random heads as cost log p(reference action | pre) what the selected ones cost it, under mean
+                 ablation at the candidate positions on the reference items               (`mech.head_scores.damage`)
+previous_token   the best k heads by that score, selected ones left out
+sink             the best k by attention to the first position, likewise
+complement       all other heads
+
+random, norm and damage are drawn, `count` sets of each; the others are one set each. Labels are SELECTED/KINDn, with n
+from 0: `top16/damage3`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from experiments.heads.reference_sets import ReferenceSet, reference_set
+from experiments.mechanism.heads import ranking
+from experiments.run.session import Session
+from experiments.run.study import Option
+from mech.engine.engine import Run
+from mech.engine.sweep import score_changes
+from mech.errors import InputError
+from mech.head_scores.controls import distinct_controls
+from mech.head_scores.damage import damage_matched
+from mech.head_scores.induction import top_heads
+from mech.head_scores.norms import head_norms
+from mech.head_scores.strength import LOW_IN, StrengthControl, low_heads, strength_matched
+from mech.heads import HeadSet
+from mech.interventions.intervention import replace_heads
+from mech.patching.patch import all_heads
+from probes.scoring.score import decision_run
+
+DRAWN = ("random", "norm", "damage")
+FIXED = ("previous_token", "sink", "complement")
+KINDS = (*DRAWN, *FIXED)
+SCORE_OF = {"previous_token": "previous_token", "sink": "attention_sink"}
+DAMAGE_ITEMS = 8
+"""Reference items that damage is measured on: as many questions a set, side by side."""
+TRIES = 200  # draws in which the norm-matched controls asked for must turn up
+
+
+def control_kinds(text: str) -> tuple[str, ...]:
+    """Read `random,damage`, `all` or `none`; each name once, in the order of KINDS.
+
+    Raises:
+        argparse.ArgumentTypeError: an unknown kind.
+    """
+    names = {part.strip() for part in text.split(",") if part.strip()}
+    if names == {"all"}:
+        return KINDS
+    unknown = sorted(names - set(KINDS) - {"none"})
+    if unknown or not names:
+        raise argparse.ArgumentTypeError(
+            f"there is no kind of control '{unknown[0] if unknown else text}': choose from all, none, "
+            + ", ".join(KINDS)
+        )
+    return tuple(kind for kind in KINDS if kind in names)
+
+
+CONTROL_KINDS = Option(
+    "control-kinds", control_kinds, KINDS, f"kinds of control sets: all, none, or some of {','.join(KINDS)}"
+)
+
+
+@dataclass(frozen=True)
+class ControlSet:
+    """A control of a selected set.
+
+    Attributes:
+        label: the selected set's label, a stroke, the kind and a number.
+        kind: one of KINDS.
+        heads: which.
+        displaced: heads that had to come from another layer than the one they stand for.
+        ratio: what it was matched in (output norm, damage) over that of the selected set; None where nothing was.
+        reached: False where no set of that draw costs as much as the selected one, so that this is the nearest.
+    """
+
+    label: str
+    kind: str
+    heads: HeadSet
+    displaced: int = 0
+    ratio: float | None = None
+    reached: bool = True
+
+
+def control_sets(
+    session: Session,
+    settings: argparse.Namespace,
+    label: str,
+    heads: HeadSet,
+    kinds: Collection[str],
+    count: int,
+    reference: ReferenceSet | None = None,
+) -> list[ControlSet]:
+    """The controls of a selected set, kind by kind in the order of KINDS.
+
+    Args:
+        session: the model, and the measured items, whose tasks are no reference.
+        settings: `out` (a folder whose heads.csv ranks heads, if there is one), `seed`, `by`, `reference_items` and
+            what the pool is read with (the last two for norm and damage alone).
+        label: the selected set's name.
+        heads: the selected set.
+        kinds: out of KINDS.
+        count: how many sets of a drawn kind; no two are the same, and there are fewer where there are no more (of
+            damage none where the selected set costs nothing, of norm none where too few heads score low).
+        reference: the reference set, where it is at hand.
+
+    Raises:
+        InputError: an unknown kind, no heads left for a control, or as `reference_set`.
+    """
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise InputError(f"There is no kind of control '{unknown[0]}': choose from {', '.join(KINDS)}.")
+    if {"norm", "damage"} & set(kinds) and reference is None:
+        reference = reference_set(session, settings)
+    makers: dict[str, Callable[[], list[ControlSet]]] = {
+        "random": lambda: _random(session, label, heads, count),
+        "norm": lambda: _norm(session, settings, label, heads, count, _known(reference)),
+        "damage": lambda: _damage(session, label, heads, count, _known(reference)),
+        "previous_token": lambda: [_best(session, settings, label, heads, "previous_token")],
+        "sink": lambda: [_best(session, settings, label, heads, "sink")],
+        "complement": lambda: [_complement(session, label, heads)],
+    }
+    return [control for kind in KINDS if kind in kinds for control in makers[kind]()]
+
+
+def _known(reference: ReferenceSet | None) -> ReferenceSet:
+    if reference is None:
+        raise AssertionError("norm and damage are measured on a reference set")
+    return reference
+
+
+def _random(session: Session, label: str, heads: HeadSet, count: int) -> list[ControlSet]:
+    model = session.model
+    drawn = distinct_controls(heads, model.n_layers, model.n_heads, count, session.rng_for)
+    return [
+        ControlSet(f"{label}/random{index}", "random", control.heads, control.displaced)
+        for index, control in enumerate(drawn)
+    ]
+
+
+def _norm(
+    session: Session,
+    settings: argparse.Namespace,
+    label: str,
+    heads: HeadSet,
+    count: int,
+    reference: ReferenceSet,
+) -> list[ControlSet]:
+    """No two alike, none where too few heads score low; norms are over the contexts of the reference."""
+    scores, _ = ranking(session.model, settings.out, settings.seed, settings.by)
+    eligible = low_heads(scores, tuple(dict.fromkeys((*LOW_IN, settings.by))))
+    if len([head for head in eligible if head not in heads]) < len(heads):
+        return []
+    norms = head_norms(session.engine, reference.prompts)
+    drawn: dict[HeadSet, StrengthControl] = {}
+    for index in range(TRIES):
+        rng = session.rng_for(f"strength/{heads.sha256}/{index}")
+        control = strength_matched(heads, eligible, norms, rng)
+        drawn.setdefault(control.heads, control)
+        if len(drawn) == count:
+            break
+    return [
+        ControlSet(f"{label}/norm{index}", "norm", control.heads, control.displaced, control.ratio)
+        for index, control in enumerate(drawn.values())
+    ]
+
+
+def _damage(
+    session: Session, label: str, heads: HeadSet, count: int, reference: ReferenceSet
+) -> list[ControlSet]:
+    rngs = [session.rng_for(f"damage/{heads.sha256}/{index}") for index in range(count)]
+    measure = damage_of(session, reference)
+    found: dict[HeadSet, ControlSet] = {}
+    for control in damage_matched(heads, all_heads(session.model), measure, rngs):
+        name = f"{label}/damage{len(found)}"
+        found.setdefault(
+            control.heads, ControlSet(name, "damage", control.heads, 0, control.ratio, control.reached)
+        )
+    return list(found.values())
+
+
+def damage_of(session: Session, reference: ReferenceSet) -> Callable[[Sequence[HeadSet]], list[float]]:
+    """What mean ablation at the candidate positions costs log p(reference action | pre), nats a reference item.
+
+    Items without a reference action lend their failed one.
+    """
+    mean = reference.mean_z(session.engine).z
+    runs: list[Run] = []
+    for item in reference.items[:DAMAGE_ITEMS]:
+        candidate = "gold" if item.gold_action is not None else "failed"
+        runs.append(decision_run(session.engine, item, "pre", session.wording, candidate=candidate))
+
+    def measure(sets: Sequence[HeadSet]) -> list[float]:
+        changes = [replace_heads(heads, mean, "candidate") for heads in sets]
+        costs = [
+            [run.score.total - score.total for score in score_changes(session.engine, run, changes)]
+            for run in runs
+        ]
+        return [float(cost) for cost in np.mean(costs, axis=0)]
+
+    return measure
+
+
+def _best(
+    session: Session, settings: argparse.Namespace, label: str, heads: HeadSet, kind: str
+) -> ControlSet:
+    """As many of the best heads by a score, those that are selected left out."""
+    column = SCORE_OF[kind]
+    scores, source = ranking(session.model, settings.out, settings.seed, settings.by)
+    if column not in scores.columns:
+        raise InputError(f"{source} has no column {column}: run `backfire heads` again in another folder.")
+    chosen = {(head.layer, head.head) for head in heads}
+    free = scores[[(row.layer, row.head) not in chosen for row in scores.itertuples()]]
+    if len(free) < len(heads):
+        raise InputError(
+            f"{len(heads)} of {len(scores)} heads are selected: no '{kind}' control of that size is left."
+        )
+    return ControlSet(f"{label}/{kind}0", kind, top_heads(free, len(heads), column))
+
+
+def _complement(session: Session, label: str, heads: HeadSet) -> ControlSet:
+    rest = [head for head in all_heads(session.model) if head not in heads]
+    if not rest:
+        raise InputError("All heads are selected: there are no others.")
+    return ControlSet(f"{label}/complement0", "complement", HeadSet(rest))

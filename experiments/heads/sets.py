@@ -1,0 +1,126 @@
+"""The sets of heads that an ablation study takes out: none, the selected ones, and the controls of each.
+
+Controls by kind: `experiments.heads.control_sets`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.heads.control_sets import control_sets
+from experiments.heads.reference_sets import ReferenceSet
+from experiments.heads.spec import choose_heads
+from experiments.run.session import Session
+from experiments.run.study import Option, positive, whole_numbers
+from mech.errors import InputError
+from mech.heads import HeadSet
+
+HEADS = Option("heads", str, "top:16", "top:K by score, heads by name, a head list, not:… or random:…")
+K = Option("k", whole_numbers, None, "with top:K, the sizes of a dose curve in its place: 4,8,16,32")
+CONTROLS = Option(
+    "controls", positive, 20, "control sets of each drawn kind for each size; 20 for a p of 0.05"
+)
+
+
+@dataclass(frozen=True)
+class Ablated:
+    """One set of heads to take out.
+
+    Attributes:
+        label: the selected set's name, a control's with /KINDn behind it.
+        kind: none, selected, or a kind of control (`experiments.heads.control_sets.KINDS`).
+        heads: which; None for the whole model.
+        k: how many heads the selected set has; of a control, those of the set that it controls.
+        displaced: heads that had to come from another layer than the one they stand for.
+        ratio: of a norm or damage control, what it was matched in over that of the selected set.
+        reached: False for a damage control that costs less than the selected set whatever its size.
+    """
+
+    label: str
+    kind: str
+    heads: HeadSet | None
+    k: int = 0
+    displaced: int = 0
+    ratio: float | None = None
+    reached: bool = True
+
+    @property
+    def n_heads(self) -> int:
+        """How many heads."""
+        return len(self.heads) if self.heads is not None else 0
+
+
+def selected_sets(session: Session, args: argparse.Namespace) -> list[tuple[str, HeadSet]]:
+    """Label → heads, of --heads and --k.
+
+    Raises:
+        InputError: a malformed set, a head the model lacks, or --k without top:.
+    """
+    if args.k and not args.heads.startswith("top:"):
+        raise InputError("--k needs a ranking: write --heads top:K, not heads by name.")
+    if args.k:
+        _, _, listed = args.heads.partition("@")
+        specs = {f"top{k}": f"top:{k}@{listed}" if listed else f"top:{k}" for k in args.k}
+    else:
+        specs = {args.heads.replace(":", "") if args.heads.startswith("top:") else "named": args.heads}
+    model = session.model
+    return [
+        (label, choose_heads(spec, model, args, session.rng_for).check(model.n_layers, model.n_heads))
+        for label, spec in specs.items()
+    ]
+
+
+def head_sets(
+    session: Session,
+    args: argparse.Namespace,
+    selected: Sequence[tuple[str, HeadSet]],
+    kinds: Collection[str],
+    reference: ReferenceSet | None,
+) -> list[Ablated]:
+    """No heads; then each selected set with its controls.
+
+    Raises:
+        InputError: as `control_sets`.
+    """
+    sets = [Ablated("none", "none", None)]
+    for label, heads in selected:
+        sets.append(Ablated(label, "selected", heads, len(heads)))
+        sets += [
+            Ablated(one.label, one.kind, one.heads, len(heads), one.displaced, one.ratio, one.reached)
+            for one in control_sets(session, args, label, heads, kinds, args.controls, reference)
+        ]
+    return sets
+
+
+def about_sets(sets: Sequence[Ablated]) -> dict[str, Any]:
+    """What a run records of its sets."""
+    return {
+        "sets": {one.label: str(one.heads or "") for one in sets},
+        "displaced": {one.label: one.displaced for one in sets if one.displaced},
+        "ratio": {one.label: one.ratio for one in sets if one.ratio is not None},
+        "not_reached": [one.label for one in sets if not one.reached],
+    }
+
+
+def notes_of(sets: Sequence[Ablated], kinds: Collection[str]) -> list[str]:
+    """What a report says of controls that are not there, or not what their kind promises."""
+    notes = []
+    for label in [one.label for one in sets if one.kind == "selected"]:
+        own = {one.kind for one in sets if one.label.startswith(f"{label}/")}
+        notes += [f"{label} has no '{kind}' control: {_WHY[kind]}" for kind in kinds if kind not in own]
+    short = [one.label for one in sets if not one.reached]
+    if short:
+        notes.append(
+            f"{len(short)} damage controls cost less than their selected set even with every other head: "
+            + ", ".join(short)
+        )
+    return notes
+
+
+_WHY = {
+    "norm": "no other heads score low enough",
+    "damage": "taking it out costs the reference items nothing",
+}

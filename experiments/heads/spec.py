@@ -1,0 +1,111 @@
+"""Which heads a word on the command line names; every choice is frozen before task data are seen.
+
+top:16             the best sixteen by a score on repeated random tokens (--by)
+L18H6,L17H3        these
+FILE               all of a head list: heads.json, [{"layer", "head", "score"}] or {"L-H": score}
+top:8@FILE         the best eight of a head list
+not:SPEC           every head but those of SPEC
+random:SPEC        as many others in each layer, drawn under --seed; random3:SPEC is another draw
+random:16          short for random:top:16
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from experiments.mechanism.heads import ranking
+from mech.errors import InputError
+from mech.head_scores.controls import control_stream, distinct_controls, layer_matched
+from mech.head_scores.head_lists import read_head_list
+from mech.head_scores.induction import top_heads
+from mech.heads import HeadSet
+from mech.models.model import Model
+from mech.patching.patch import all_heads
+
+_TOP = re.compile(r"top:(\d+)(?:@(.+))?")
+_RANDOM = re.compile(r"random(\d*):(.+)")
+
+
+def choose_heads(
+    spec: str, model: Model, args: argparse.Namespace, rng_for: Callable[[str], np.random.Generator]
+) -> HeadSet:
+    """The heads that `spec` names in this model.
+
+    Args:
+        spec: see the module.
+        model: whose heads.
+        args: `out` (a folder whose heads.csv is used, if there is one), `seed` and `by`, for top:K.
+        rng_for: name of a draw → its stream.
+
+    Raises:
+        InputError: the word names no heads, or heads the model does not have.
+    """
+    drawn = _RANDOM.fullmatch(spec)
+    if drawn:
+        others = f"top:{drawn[2]}" if drawn[2].isdecimal() else drawn[2]
+        heads = choose_heads(others, model, args, rng_for)
+        rng = rng_for(control_stream(heads, int(drawn[1] or 0)))
+        return layer_matched(heads, model.n_layers, model.n_heads, rng).heads
+    if spec.startswith("not:"):
+        named = choose_heads(spec.removeprefix("not:"), model, args, rng_for)
+        rest = [head for head in all_heads(model) if head not in named]
+        if not rest:
+            raise InputError(f"'{spec}' leaves no head.")
+        return HeadSet(rest)
+    return _plain(spec, model, args).check(model.n_layers, model.n_heads)
+
+
+def ranked_sets(
+    model: Model, args: argparse.Namespace, rng_for: Callable[[str], np.random.Generator]
+) -> dict[str, tuple[str, HeadSet]]:
+    """Label → (kind, heads): the best k heads for each of `args.k`, then `args.controls` random sets of their layers.
+
+    The ranking is computed or read once. `top16/random3` is the set that `random3:top:16` names, or, where an earlier
+    draw gave the same set, another draw: the controls of a size differ from one another, so that p counts sets;
+    there are fewer where the model has no more.
+
+    Raises:
+        InputError: more heads are asked for than the model has, or none are left for a control.
+    """
+    scores, _ = ranking(model, args.out, args.seed, args.by)
+    sets: dict[str, tuple[str, HeadSet]] = {}
+    for k in args.k:
+        heads = top_heads(scores, k, args.by)
+        sets[f"top{k}"] = ("selected", heads)
+        found = distinct_controls(heads, model.n_layers, model.n_heads, args.controls, rng_for)
+        sets.update({f"top{k}/random{draw}": ("random", one.heads) for draw, one in enumerate(found)})
+    return sets
+
+
+def displaced(sets: Mapping[str, tuple[str, HeadSet]]) -> dict[str, int]:
+    """Control → how many of its heads had to come from another layer than the ones that they stand for."""
+    out = {}
+    for label, (kind, heads) in sets.items():
+        if kind != "selected":
+            own, wanted = heads.per_layer(), sets[label.rpartition("/")[0]][1].per_layer()
+            out[label] = sum(max(0, len(those) - len(own.get(layer, ()))) for layer, those in wanted.items())
+    return {label: count for label, count in out.items() if count}
+
+
+def _plain(spec: str, model: Model, args: argparse.Namespace) -> HeadSet:
+    top = _TOP.fullmatch(spec)
+    if top and not top[2]:
+        scores, _ = ranking(model, args.out, args.seed, args.by)
+        return top_heads(scores, int(top[1]), args.by)
+    path = Path(top[2] if top else spec)
+    if top or path.suffix == ".json" or path.is_file():
+        if not path.is_file():
+            raise InputError(f"The head list {path} does not exist.")
+        listed = read_head_list(path, model.n_layers, model.n_heads)
+        count = int(top[1]) if top else len(listed)
+        if not 1 <= count <= len(listed):
+            raise InputError(f"{path} lists {len(listed)} heads: the top {count} cannot be taken.")
+        return HeadSet(head for head, _ in listed[:count])
+    if spec.startswith("top:"):
+        raise InputError(f"'{spec}' is not a head set: write top:16, or heads by name such as L18H6,L17H3.")
+    return HeadSet.parse(spec)

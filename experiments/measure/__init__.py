@@ -1,0 +1,1 @@
+"""Studies that measure how much a failed call makes itself likelier."""

@@ -1,0 +1,1 @@
+"""Studies that find and test the heads that do it."""

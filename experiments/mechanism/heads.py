@@ -1,0 +1,177 @@
+"""`backfire heads`: score every head on repeated random tokens and freeze a set, before any task data is seen.
+
+heads.csv (all scores, `selected`) and heads.json (the frozen set with its hash), which later studies read; with
+--format also heads_list.json and heads_map.json, the same set as others publish theirs (`mech.head_scores.head_lists`).
+--scores all adds the causal copying scores: every head ablated on every sequence, kept sequence by sequence in
+causal_copying.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import pandas as pd
+
+from experiments.run.durable import replace
+from experiments.run.progress import progress
+from experiments.run.run_folder import RunFolder, numeric, read_frame
+from experiments.run.seeds import stream
+from experiments.run.session import open_model, open_run, require_out
+from experiments.run.study import ON_MODEL, OUT, QUIET, SEED, Option, Report, Study, positive
+from experiments.run.tables import frame_text
+from mech.engine.engine import Engine
+from mech.errors import InputError
+from mech.head_scores.causal_copying import (
+    CAUSAL_SCORES,
+    ablation_drops,
+    causal_table,
+    occurrence_query,
+    sequence_mean,
+)
+from mech.head_scores.head_lists import Form, best_first, head_list_text
+from mech.head_scores.induction import SCORES, RepeatedTokens, head_scores, repeated_tokens, top_heads
+from mech.heads import Head, HeadSet
+from mech.models.model import Model
+
+ALL_SCORES = (*SCORES, *CAUSAL_SCORES)
+FILES: dict[str, Sequence[Form]] = {"none": (), "list": ("list",), "map": ("map",), "both": ("list", "map")}
+
+N_SEQUENCES = Option("n-sequences", positive, 8, "random sequences")
+LENGTH = Option("length", positive, 48, "tokens in a sequence before it repeats")
+TOP = Option("top", positive, 16, "how many heads to select")
+BY = Option("by", str, "prefix_matching", "the score that selects", ALL_SCORES)
+WHICH = Option(
+    "scores",
+    str,
+    "synthetic",
+    "all: causal copying too, by ablating every head (minutes)",
+    ("synthetic", "all"),
+)
+N_CAUSAL = Option(
+    "causal-sequences", positive, 4, "with --scores all, the first so many sequences are ablated on"
+)
+FORMAT = Option(
+    "format", str, "none", "other forms the selected heads are written in", tuple(FILES), presentation=True
+)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Score heads, select, freeze."""
+    require_out(args)
+    if args.by in CAUSAL_SCORES and args.scores != "all":
+        raise InputError(f"The score {args.by} is computed with --scores all only.")
+    model = open_model(args)
+    sequences = random_sequences(model, args.seed, args.n_sequences, args.length)
+    scores = head_scores(model, sequences)
+    # Before the folder is claimed: a mistake leaves no trace in it.
+    top_heads(scores, args.top)
+    with open_run(STUDY, args, model, {}) as folder:
+        if args.scores == "all":
+            scores = scores.merge(
+                causal(folder, Engine(model), first(sequences, args.causal_sequences), args.quiet),
+                on=["layer", "head"],
+            )
+        chosen = top_heads(scores, args.top, args.by)
+        write_heads(folder, scores, chosen, args.by, FILES[args.format])
+        folder.finish({"head_set_sha256": chosen.sha256})
+    best = scores.sort_values(args.by, ascending=False).head(args.top)
+    return Report(f"{frame_text(best)}\nselected {chosen}\nset {chosen.sha256[:12]}, written to {args.out}")
+
+
+_Scored = dict[tuple[int, int, int], pd.DataFrame]
+_SCORED: WeakKeyDictionary[Any, _Scored] = WeakKeyDictionary()
+"""A loaded model → its head scores so far: a study of several sets asks for one ranking many times."""
+
+
+def score_heads(model: Model, seed: int, n_sequences: int = 8, length: int = 48) -> pd.DataFrame:
+    """Scores of all heads, once for a loaded model; the sequences depend on the seed and the vocabulary only."""
+    scored = _SCORED.setdefault(model.bridge, {})
+    key = (seed, n_sequences, length)
+    if key not in scored:
+        scored[key] = head_scores(model, random_sequences(model, seed, n_sequences, length))
+    return scored[key].copy()
+
+
+def random_sequences(model: Model, seed: int, n_sequences: int, length: int) -> RepeatedTokens:
+    """The repeated random tokens of a seed."""
+    return repeated_tokens(model, stream(seed, "repeated tokens"), n_sequences, length)
+
+
+def first(sequences: RepeatedTokens, n: int) -> RepeatedTokens:
+    """The first n of the sequences, or all where there are not so many."""
+    return RepeatedTokens(sequences.tokens[:n], sequences.lead, sequences.length)
+
+
+def causal(folder: RunFolder, engine: Engine, sequences: RepeatedTokens, quiet: bool) -> pd.DataFrame:
+    """The causal scores of all heads, resumed from the folder's rows: one row a sequence and score."""
+    units = [(index, score) for index in range(len(sequences.tokens)) for score in CAUSAL_SCORES]
+    done = folder.done_ids("causal_copying")
+    mean = None
+    for index, score in progress(units, len(units), "causal copying", quiet):
+        row_id = f"{index}|{score}"
+        if row_id not in done:
+            mean = sequence_mean(engine, sequences) if mean is None else mean
+            query = occurrence_query(sequences, index, CAUSAL_SCORES[score])
+            drops = {str(head): drop for head, drop in ablation_drops(engine, query, mean).items()}
+            folder.append("causal_copying", {"id": row_id, "sequence": index, "score": score, "heads": drops})
+    long = [
+        {"layer": head.layer, "head": head.head, "score": row["score"], "drop": drop}
+        for row in folder.rows("causal_copying").to_dict("records")
+        for head, drop in ((Head.parse(name), drop) for name, drop in row["heads"].items())
+    ]
+    return causal_table(pd.DataFrame(long))
+
+
+def write_heads(
+    folder: RunFolder, scores: pd.DataFrame, chosen: HeadSet, by: str, forms: Sequence[Form] = ()
+) -> None:
+    """heads.csv and heads.json of a run folder, and heads_FORM.json, best first, of each further form."""
+    marked = scores.assign(selected=[Head(row.layer, row.head) in chosen for row in scores.itertuples()])
+    folder.write_table("heads", marked)
+    rows = [row for row in marked.itertuples() if row.selected]
+    scored = [(Head(int(row.layer), int(row.head)), float(getattr(row, by))) for row in rows]
+    replace(folder.path / "heads.json", head_list_text(scored, "heads", by))
+    for form in forms:
+        replace(folder.path / f"heads_{form}.json", head_list_text(best_first(scored), form))
+
+
+def ranking(model: Model, path: Path, seed: int, by: str = "prefix_matching") -> tuple[pd.DataFrame, str]:
+    """Head scores of a run folder where `heads` was run, else scored here under the seed; and which of the two.
+
+    Raises:
+        InputError: the folder's table is not of a model of this size, or lacks the score.
+    """
+    table = path / "heads.csv"
+    if not table.is_file():
+        if by in CAUSAL_SCORES:
+            raise InputError(f"There is no {table}: run `backfire heads --scores all` first to rank by {by}.")
+        return score_heads(model, seed), f"scored under seed {seed}"
+    try:
+        scores = read_frame(table)
+    except InputError as error:
+        raise InputError(f"{table} is not a table of head scores: run `backfire heads` again.") from error
+    every = {(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)}
+    complete = {"layer", "head", by} <= set(scores.columns)
+    if (
+        not complete
+        or set(zip(scores["layer"], scores["head"], strict=True)) != every
+        or len(scores) != len(every)
+    ):
+        raise InputError(f"{table} does not score {by} for the {len(every)} heads of this model.")
+    numeric(scores, table, [name for name in scores.columns if name != "selected"])
+    if scores[by].isna().any():
+        raise InputError(f"{table} has a head without {by}: run `backfire heads` again.")
+    return scores.astype({"layer": int, "head": int}), str(table.name)
+
+
+STUDY = Study(
+    "heads",
+    "find induction-style heads on repeated random tokens and freeze a set",
+    "backfire heads --top 16 --out runs/first",
+    (*ON_MODEL, SEED, N_SEQUENCES, LENGTH, TOP, BY, WHICH, N_CAUSAL, FORMAT, OUT, QUIET),
+    run,
+)

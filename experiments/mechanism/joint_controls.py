@@ -1,0 +1,117 @@
+"""The head sets of `backfire joint` and `backfire cut`: the best k by score, and beside them controls that could win.
+
+    random           as many heads in each layer, none selected           at every size
+    norm, damage     matched in output norm; in the loss that they cost `pre`
+    previous_token, sink, complement
+                     the heads that attend most to the token before, to the first token; all that are not selected
+    direction        no other heads: the selected ones, moved as far as a method moves them, in a random direction
+
+All but random stand beside the sets of --control-k heads. A set is labelled after the one that it controls:
+`top16/damage3`. The sets: `experiments.heads.control_sets`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from experiments.heads.control_sets import ControlSet, control_sets
+from experiments.heads.reference_sets import ReferenceSet
+from experiments.mechanism.heads import ranking
+from experiments.mechanism.kept_controls import kept_controls
+from experiments.run.session import Session
+from experiments.run.study import Option, not_negative, whole_numbers
+from mech.errors import InputError
+from mech.head_scores.induction import top_heads
+from mech.heads import HeadSet
+from probes.effects.dose import SINGLE_CONTROLS
+
+DIRECTION = "direction"
+ALL_KINDS = ("random", "norm", "damage", *SINGLE_CONTROLS, DIRECTION)
+K = Option("k", whole_numbers, (4, 8, 16, 32), "sizes of the selected sets, best first by --by")
+CONTROLS = Option("controls", not_negative, 20, "control sets of each drawn kind for each size")
+CONTROL_K = Option(
+    "control-k", whole_numbers, (16,), "sizes beside which all kinds of controls stand, not random alone"
+)
+CONTROL_KINDS = Option(
+    "control-kinds",
+    str,
+    ",".join(ALL_KINDS),
+    "list of kinds of controls, KIND or KIND:N (random:100: so many sets, not --controls of them); or none",
+)
+
+
+def control_kinds(text: str, default: int) -> dict[str, int]:
+    """`random:100,norm,sink` as kind → number of sets; `none` is none at all.
+
+    Raises:
+        InputError: an unknown kind, or no number behind a colon.
+    """
+    found: dict[str, int] = {}
+    for part in text.split(",") if text != "none" else []:
+        kind, colon, count = part.partition(":")
+        if kind not in ALL_KINDS:
+            raise InputError(f"--control-kinds: '{kind}' is none of {', '.join(ALL_KINDS)}.")
+        if colon and (kind in SINGLE_CONTROLS or not count.isdigit()):
+            raise InputError(f"--control-kinds: '{part}' says no number of sets; of some kinds there is one.")
+        found[kind] = 1 if kind in SINGLE_CONTROLS else int(count) if colon else default
+    return found
+
+
+def joint_sets(
+    session: Session, args: argparse.Namespace, reference: ReferenceSet | None = None
+) -> tuple[dict[str, tuple[str, HeadSet]], dict[str, Any]]:
+    """Label → (kind, heads), each selected set before its controls; and what a run records of them.
+
+    Args:
+        session: whose model has the heads.
+        args: k, controls, control_k, control_kinds, by, out, seed, and what a reference set is read with.
+        reference: the reference set, on which norms and damage are measured, where it is at hand.
+
+    Raises:
+        InputError: more heads are asked for than the model has, or none are left for a control.
+    """
+    kinds = control_kinds(args.control_kinds, args.controls)
+    scores, source = ranking(session.model, args.out, args.seed, args.by)
+    sets: dict[str, tuple[str, HeadSet]] = {}
+    made: list[ControlSet] = []
+    for k in args.k:
+        label, heads = f"top{k}", top_heads(scores, k, args.by)
+        sets[label] = ("selected", heads)
+        here = {kind: n for kind, n in kinds.items() if n and (kind == "random" or k in args.control_k)}
+        moved = here.pop(DIRECTION, 0)
+        known = {} if reference is None else kept_controls(args, session.model, reference, label, heads)
+        for count in dict.fromkeys(here.values()):
+            alike = [kind for kind, n in here.items() if n == count]
+            found = [one for kind in alike for one in known.get(kind, [])]
+            drawn = [kind for kind in alike if kind not in known]
+            found += control_sets(session, args, label, heads, drawn, count, reference)
+            found.sort(key=lambda one: ALL_KINDS.index(one.kind))
+            sets.update({one.label: (one.kind, one.heads) for one in found})
+            made += found
+        sets.update({f"{label}/{DIRECTION}{draw}": (DIRECTION, heads) for draw in range(moved)})
+    return sets, {
+        "head_scores": source,
+        "sets": {label: str(heads) for label, (kind, heads) in sets.items() if kind != DIRECTION},
+        "displaced": {one.label: one.displaced for one in made if one.displaced},
+        "ratios": {one.label: one.ratio for one in made if one.ratio is not None},
+        "not_reached": [one.label for one in made if not one.reached],
+    }
+
+
+def labelled(args: argparse.Namespace) -> dict[str, str]:
+    """Label → kind of the sets that `joint_sets` makes, where the model has as many; nothing is drawn."""
+    kinds = control_kinds(args.control_kinds, args.controls)
+    found = {}
+    for k in args.k:
+        found[f"top{k}"] = "selected"
+        for kind, count in kinds.items():
+            if kind == "random" or k in args.control_k:
+                found.update({f"top{k}/{kind}{draw}": kind for draw in range(count)})
+    return found
+
+
+def needs_reference(args: argparse.Namespace) -> bool:
+    """Whether norms or damage of these controls are measured on a reference set."""
+    kinds = control_kinds(args.control_kinds, args.controls)
+    return any(kinds.get(kind) for kind in ("norm", "damage")) and bool({*args.k} & {*args.control_k})

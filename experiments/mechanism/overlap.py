@@ -1,0 +1,131 @@
+"""`backfire overlap`: has Δsem heads of its own, and are they Δcopy's? Two patched pairs of conditions, head by head.
+
+Reads what `backfire patch` kept of all heads in the run folder (--from pre --to neut there, and --from neut --to fail
+there or in --with), on the same items; writes overlap.csv (`probes.effects.overlap`): rank agreement, common heads,
+and how far each ranking agrees with itself, by effects on each metric; --metric says which is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments.mechanism.metric_views import of_metric
+from experiments.mechanism.patch import entry_name
+from experiments.mechanism.patch_tables import z_effects
+from experiments.run.run_folder import read_run, recorded
+from experiments.run.seeds import stream
+from experiments.run.session import open_folder, require_out
+from experiments.run.study import METRIC, OUT, SEED, Option, Report, Study
+from experiments.run.tables import frame_text
+from mech.errors import InputError
+from probes.effects.overlap import overlap
+from probes.scoring.contrast import METRICS
+from probes.stats.bootstrap import RngFactory
+
+NAMES = {("pre", "neut"): "copy", ("neut", "fail"): "sem", ("pre", "fail"): "total"}
+
+
+def pair(text: str) -> tuple[str, str]:
+    """`pre,neut` as (from, to)."""
+    parts = tuple(part.strip() for part in text.split(","))
+    if len(parts) != 2 or not all(parts) or parts[0] == parts[1]:
+        raise argparse.ArgumentTypeError(f"'{text}' is not two conditions: write pre,neut")
+    return parts[0], parts[1]
+
+
+ONE = Option("one", pair, ("pre", "neut"), "the one difference: its conditions, FROM,TO")
+OTHER = Option("other", pair, ("neut", "fail"), "the other difference")
+WITH = Option(
+    "with",
+    Path,
+    None,
+    "run folder in which the other difference was patched, if not --out",
+    presentation=True,
+)
+SAME = (
+    "env",
+    "templates",
+    "problems",
+    "items",
+    "wording",
+    "seed",
+)  # decide what the patched items' transcripts are
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Compare the head effects of two differences that were patched before.
+
+    Raises:
+        InputError: a difference was not patched, or not on the same items.
+    """
+    out = require_out(args)
+    elsewhere = vars(args)["with"] or out
+    entries = [patched_entry(out, args.one), patched_entry(elsewhere, args.other)]
+    require_same(entries[0], entries[1])
+    effects = [z_effects(out, *args.one), z_effects(elsewhere, *args.other)]
+    names = tuple(NAMES.get(each, "-".join(each)) for each in (args.one, args.other))
+    identity = entries[0]["provenance"]["model"]
+    rows = {"patched": [entry["config_hash"] for entry in entries]}
+    with open_folder(STUDY, args, identity, derived=rows) as folder:
+        table = compared(effects[0], effects[1], (names[0], names[1]), lambda name: stream(args.seed, name))
+        folder.write_table("overlap", table)
+        folder.finish({})
+    shown = of_metric(table, args.metric).drop(columns=["effects_nats", "delta_nats"])
+    return Report(f"effects on {args.metric}:\n{frame_text(shown)}\nwritten to {out}")
+
+
+def compared(
+    one: pd.DataFrame, other: pd.DataFrame, names: tuple[str, str], rng_for: RngFactory
+) -> pd.DataFrame:
+    """`probes.effects.overlap` of every summed metric that both differences have effects on."""
+    tables = []
+    for metric in METRICS:
+        effects = [rows[rows["metric"] == metric].drop(columns="metric") for rows in (one, other)]
+        if any(len(rows) for rows in effects):
+            table = overlap(effects[0], effects[1], names, rng_for)
+            tables.append(table.assign(metric=metric)[["metric", *table.columns]])
+    return pd.concat(tables, ignore_index=True)
+
+
+def patched_entry(path: Path, conditions: tuple[str, str]) -> dict[str, Any]:
+    """What run.json says of a finished patch of z at the candidate positions for this difference.
+
+    Raises:
+        InputError: there is none, or it has not come to its end.
+    """
+    entry = read_run(path)["studies"].get(entry_name(("z", "candidate", *conditions)))
+    if entry is None:
+        raise InputError(
+            f"The patches in {path} are not from {conditions[0]} to {conditions[1]}: run `backfire patch` so first."
+        )
+    recorded(path, entry, "provenance.model.sha256", str)
+    if not entry["done"]:
+        raise InputError(f"The patches from {conditions[0]} to {conditions[1]} in {path} are not finished.")
+    found: dict[str, Any] = entry
+    return found
+
+
+def require_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Raise InputError where two patches are of other weights, or of items that may not be the same."""
+    if one["provenance"]["model"]["sha256"] != other["provenance"]["model"]["sha256"]:
+        raise InputError(
+            "The two differences were patched in models of different weights: nothing to compare."
+        )
+    for name in SAME:
+        here, there = one["config"].get(name), other["config"].get(name)
+        if here != there:
+            raise InputError(f"The two differences were patched under another {name} ({here} and {there}).")
+
+
+STUDY = Study(
+    "overlap",
+    "does the mark of failure (Δsem) have heads of its own, and are they those of Δcopy",
+    "backfire overlap --out runs/first --with runs/first-sem",
+    (ONE, OTHER, WITH, SEED, METRIC, OUT),
+    run,
+)

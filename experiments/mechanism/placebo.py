@@ -1,0 +1,321 @@
+"""`backfire placebo`: what must find nothing, beside what the instrument finds on the same items.
+
+The same architecture with weights drawn anew, from which the trained model's heads and its own best are taken out, by
+ablation and by noising; head scores permuted over heads; random heads of the same layers; an unrelated failed call;
+every head patched with its own value; attention cut to words that carry nothing. `probes.effects.placebo_checks` says
+what each must give, that a dead instrument passes nothing, and what each would have found. Every effect is measured
+in every metric. placebos.jsonl → placebos.csv; exit code 1 if one does not behave or cannot show anything, in
+--metric.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.heads.ablation import ALPHA, BY, HOW, REFERENCE, WHERE, Replacement, replacement
+from experiments.mechanism.heads import ranking, score_heads
+from experiments.run.progress import progress
+from experiments.run.run_folder import RunFolder
+from experiments.run.session import Session, about_items, open_redrawn, open_run, open_session
+from experiments.run.study import (
+    METRIC,
+    ON_ITEMS,
+    ON_MODEL,
+    RUNNING,
+    Option,
+    Report,
+    Study,
+    not_negative,
+    positive,
+)
+from experiments.run.tables import frame_text, meter_text
+from mech.engine.engine import Engine
+from mech.engine.queries import Query, Score
+from mech.engine.sweep import stacked, sweep
+from mech.errors import InputError
+from mech.head_scores.controls import Control, distinct_controls
+from mech.head_scores.induction import SCORES, top_heads
+from mech.heads import HeadSet
+from mech.interventions.intervention import NOTHING, Edit, Intervention, cut_edges
+from mech.patching.patch import all_heads, patch_heads, patch_in_full, patch_sets
+from probes.effects.placebo_checks import RANDOM, SHUFFLED, placebo_table, value_name
+from probes.items.item import Item
+from probes.scoring.contrast import Contrast, contrast_of
+from probes.scoring.record import padding_sources
+from probes.scoring.score import asks, decision_run, score_item
+from probes.stats.bootstrap import MIN_CLUSTERS
+
+TOP = Option("top", positive, 16, "how many heads, best first by --by, are taken out")
+CONTROLS = Option(
+    "controls", not_negative, 20, "random sets with as many heads in each layer; 0 leaves that placebo out"
+)
+SHUFFLES = Option(
+    "shuffles", positive, 20, "sets of as many heads by permuted scores; 19 at least for a p of 0.05"
+)
+Values = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Placebos:
+    """What the parts share: the session, the sets of heads, and the placebo model, made when it is first needed."""
+
+    session: Session
+    args: argparse.Namespace
+    sets: Mapping[str, HeadSet]
+    with_what: Replacement
+
+    @cached_property
+    def own(self) -> HeadSet:
+        """The placebo model's own best heads, by its own scores on repeated random tokens."""
+        by = self.args.by if self.args.by in SCORES else "prefix_matching"
+        return top_heads(score_heads(self.redrawn[0].model, self.args.seed), self.args.top, by)
+
+    @cached_property
+    def redrawn(self) -> tuple[Session, Replacement]:
+        """The same items on the model with weights drawn anew, and what replaces z there."""
+        model = open_redrawn(self.args, "placebo weights")
+        here = self.session.engine
+        engine = Engine(model, here.cache_dir, here.slow, here.meter)
+        session = replace(self.session, engine=engine)
+        return session, replacement(session, self.args)
+
+    def parts(self) -> Iterator[tuple[str, Callable[[Item], Values]]]:
+        """Name → what measures it on an item."""
+        yield "whole", self.whole
+        for name, heads in self.sets.items():
+            yield name, partial(self.ablated, self.session, self.with_what, heads)
+        yield "noised", lambda item: noised(self.session, item, {"selected": self.sets["selected"]})
+        yield "self", partial(self_patches, self.session)
+        yield "padding", partial(padding_cuts, self.session)
+        yield "redrawn", lambda item: under(self.redrawn[0], item, ("pre", "neut"))
+        yield "redrawn_selected", lambda item: self.ablated(*self.redrawn, self.sets["selected"], item)
+        yield "redrawn_own", lambda item: self.ablated(*self.redrawn, self.own, item)
+        yield (
+            "redrawn_noised",
+            lambda item: noised(self.redrawn[0], item, {"selected": self.sets["selected"], "own": self.own}),
+        )
+
+    def whole(self, item: Item) -> Values:
+        """The whole model, and the length of a×."""
+        values = under(self.session, item, ("pre", "neut", "fail", "fail_unrelated"))
+        [ask] = asks(self.session.model, item, ["pre"], self.session.wording, ["failed"])
+        return {**values, "n_tokens": float(len(ask.query.action))}
+
+    def ablated(self, session: Session, with_what: Replacement, heads: HeadSet, item: Item) -> Values:
+        """A set of heads taken out."""
+        return under(session, item, ("pre", "neut"), with_what.intervention(heads, self.args))
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Measure every part on every item, then judge."""
+    session = open_session(args, one_env=True)
+    if len({item.task_id for item in session.items}) < 2:
+        raise InputError("Placebos need items of two tasks at least: one task gives no interval.")
+    scores, source = ranking(session.model, args.out, args.seed, args.by)
+    sets = {"selected": top_heads(scores, args.top, args.by)}
+    for index in range(args.shuffles):
+        rng = session.rng_for(f"{SHUFFLED}/{index}")
+        sets[f"{SHUFFLED}{index}"] = shuffled_heads(scores, args.by, sets["selected"], rng)
+    for index, control in enumerate(random_heads(session, sets["selected"], args.controls)):
+        sets[f"{RANDOM}{index}"] = control.heads
+    placebos = Placebos(session, args, sets, replacement(session, args))
+    about = {
+        **about_items(session),
+        "head_scores": source,
+        "sets": {name: str(heads) for name, heads in sets.items()},
+        "mean_reference": dict(placebos.with_what.about),
+    }
+    derived = {
+        "set_sha256": {name: heads.sha256 for name, heads in sets.items()},
+        "mean_sha256": placebos.with_what.sha256,
+    }
+    with open_run(STUDY, args, session.model, about, derived) as folder:
+        units = [(part, measure, item) for part, measure in placebos.parts() for item in session.items]
+        for part, measure, item in progress(units, len(units), "placebo", args.quiet):
+            row_id = f"{part}|{item.item_id}"
+            if row_id not in folder.done_ids("placebos"):
+                keys = {"id": row_id, "part": part, "item_id": item.item_id, "task_id": item.task_id}
+                named = {"heads": str(placebos.own)} if part == "redrawn_own" else {}
+                folder.append("placebos", {**keys, **named, "values": measure(item)})
+        table = judged(folder, session)
+        meter = session.engine.meter
+        own = folder.rows("placebos").query("part == 'redrawn_own'")["heads"].iloc[0]
+        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, "redrawn_heads": own})
+    mine = table[table["metric"] == args.metric]
+    if mine.empty:
+        raise InputError(
+            f"No item has a reference action or a distractor: there is no {args.metric} to show."
+        )
+    shown = mine.drop(columns=["metric", "threshold", "n"])
+    text = [f"in {args.metric}, all metrics in placebos.csv:", frame_text(shown, 4), verdict(mine)]
+    text += [*placebos.with_what.notes, meter_text(meter.ran, meter.saved), f"written to {args.out}"]
+    return Report("\n".join(text), ok=bool(mine["passed"].all()))
+
+
+def verdict(table: pd.DataFrame) -> str:
+    """Which placebos find what they must not, and which show nothing: too weak, or their counterpart finds nothing."""
+    known = table["mde"].notna()
+    wrong = table.loc[table["alive"] & known & ~table["behaves"], "what"].tolist()
+    dead = table.loc[~table["alive"] & known, "what"].tolist()
+    blind = table.loc[~known, "what"].tolist()
+    weak = table[table["alive"] & table["behaves"] & known & ~table["powered"]]
+    said = [f"does not behave: {', '.join(wrong)}"] if wrong else []
+    if dead:
+        said.append(f"shows nothing, as its counterpart on these items finds nothing: {', '.join(dead)}")
+    if blind:
+        said.append(
+            f"cannot show anything (fewer than {MIN_CLUSTERS} clusters, or too few sets or items): {', '.join(blind)}"
+        )
+    for row in weak.itertuples():
+        said.append(
+            f"{row.what} has too little power: 80 % for effects of {row.mde:.3g} and more, its counterpart's is "
+            f"{row.live:.3g}"
+        )
+    return (
+        "\n".join(said)
+        or "every placebo behaves, beside a live instrument, with power for half of what that finds"
+    )
+
+
+def random_heads(session: Session, selected: HeadSet, n: int) -> list[Control]:
+    """Random sets with as many heads in each layer; none where more than half of all heads are selected."""
+    model = session.model
+    if not n or 2 * len(selected) > model.n_layers * model.n_heads:
+        return []
+    return distinct_controls(selected, model.n_layers, model.n_heads, n, session.rng_for)
+
+
+def shuffled_heads(scores: pd.DataFrame, by: str, selected: HeadSet, rng: np.random.Generator) -> HeadSet:
+    """The top heads by a score that was permuted over all heads; a draw that gives the selected set is made again.
+
+    Raises:
+        InputError: all heads are selected, so that there is no other set.
+    """
+    if len(selected) >= len(scores):
+        raise InputError(f"All {len(scores)} heads are taken out: there is no other set to compare with.")
+    while True:
+        shuffled = scores.assign(**{by: rng.permutation(scores[by].to_numpy())})
+        heads = top_heads(shuffled, len(selected), by)
+        if heads != selected:
+            return heads
+
+
+def under(
+    session: Session, item: Item, conditions: tuple[str, ...], change: Intervention = NOTHING
+) -> Values:
+    """Condition → a× in every metric under an intervention (nats), named as `value_name` says."""
+    contrast = contrast_of(session.model, item, session.wording)
+    rows = score_item(session.engine, item, conditions, session.wording, contrast.candidates, change)
+    values: Values = {}
+    for name in conditions:
+        scores = {row["candidate"]: _score(row) for row in rows if row["condition"] == name}
+        values |= _in_metrics(name, contrast, scores)
+    return values
+
+
+def _score(row: Mapping[str, Any]) -> Score:
+    logprobs = np.array(row["token_logprobs"], dtype=float)
+    return Score(logprobs, np.zeros(len(logprobs), dtype=bool))
+
+
+def _in_metrics(name: str, contrast: Contrast, scores: Mapping[str, Score]) -> Values:
+    return {value_name(name, metric): value for metric, value in contrast.values(scores).items()}
+
+
+def noised(session: Session, item: Item, sets: Mapping[str, HeadSet]) -> Values:
+    """A× under neut, and with z of each set of heads at its candidate positions from pre, in every metric (nats)."""
+    contrast = contrast_of(session.model, item, session.wording)
+    scores: dict[str, dict[str, Score]] = {}
+    for candidate in contrast.candidates:
+        before, after = (
+            decision_run(session.engine, item, name, session.wording, candidate=candidate)
+            for name in ("pre", "neut")
+        )
+        patched = {"neut": after.score, **patch_sets(session.engine, after, before, sets)}
+        for name, score in patched.items():
+            scores.setdefault(name, {})[candidate] = score
+    return {key: value for name in scores for key, value in _in_metrics(name, contrast, scores[name]).items()}
+
+
+def self_patches(session: Session, item: Item) -> Values:
+    """What patching a run with its own values changes, |nats|, beside patching it with another run's.
+
+    `full` and `full_other`: all heads together, by full forwards, in which the hooks fired `fired` times; `run` and
+    `other`: the largest of single heads, through the sweep. Nothing of `full` and `run` is skipped as equal.
+    """
+    model, engine = session.model, session.engine
+    before, after = (decision_run(engine, item, name, session.wording) for name in ("pre", "neut"))
+    own, across = (patch_in_full(model, run.query, after.query) for run in (after, before))
+    engine.meter.ran += 6
+    z = stacked(after, model, "attn.hook_z")
+    edits = [Edit("z", h.layer, h.head, "candidate", z[h.layer, :, h.head].clone()) for h in all_heads(model)]
+    found = {
+        "run": (after, sweep(engine, after, edits)),
+        "other": (before, list(patch_heads(engine, before, after).values())),
+    }
+    return {
+        "full": abs(own.patched.total - own.clean.total),
+        "full_other": abs(across.patched.total - across.clean.total),
+        "fired": float(own.fired),
+        **{
+            name: max(abs(score.total - recipient.score.total) for score in scores)
+            for name, (recipient, scores) in found.items()
+        },
+    }
+
+
+def padding_cuts(session: Session, item: Item) -> Values:
+    """A× under neut_pad, uncut, and with all heads' attention cut to the call and to the padding (if any)."""
+    model, engine = session.model, session.engine
+    sources = padding_sources(engine, item, session.wording)
+    if "padding" not in sources:
+        return {"n_padding": 0.0}
+    contrast = contrast_of(model, item, session.wording)
+    asked = asks(model, item, ["neut_pad"], session.wording, contrast.candidates)
+    changes = {"whole": NOTHING, **{kind: cut_edges(all_heads(model), at) for kind, at in sources.items()}}
+    queries = [
+        Query(ask.query.prompt, ask.query.action, change) for ask in asked for change in changes.values()
+    ]
+    scores = iter(engine.score(queries, len(asked[0].query.prompt) - 1))
+    found: dict[str, dict[str, Score]] = {kind: {} for kind in changes}
+    for ask in asked:
+        for kind in changes:
+            found[kind][ask.candidate] = next(scores)
+    values = {"n_padding": float(len(sources["padding"]))}
+    for kind, each in found.items():
+        values |= _in_metrics(kind, contrast, each)
+    return values
+
+
+def judged(folder: RunFolder, session: Session) -> pd.DataFrame:
+    """placebos.csv, from all rows."""
+    long = [
+        {
+            "part": row["part"],
+            "item_id": row["item_id"],
+            "task_id": row["task_id"],
+            "name": name,
+            "value": value,
+        }
+        for row in folder.rows("placebos").to_dict("records")
+        for name, value in row["values"].items()
+    ]
+    table = placebo_table(session.clustered(pd.DataFrame(long)), session.rng_for)
+    folder.write_table("placebos", table)
+    return table
+
+
+STUDY = Study(
+    "placebo",
+    "what must find nothing: redrawn weights, shuffled heads, an unrelated call, self-patches, padding",
+    "backfire placebo --limit 12 --where candidate --out runs/first",
+    (*ON_MODEL, *ON_ITEMS, METRIC, TOP, BY, HOW, WHERE, ALPHA, REFERENCE, SHUFFLES, CONTROLS, *RUNNING),
+    run,
+)

@@ -1,0 +1,115 @@
+"""What is changed in a running agent: heads ablated, or failed calls hidden from heads, and random controls of both.
+
+none            the whole model
+ablate          z of the chosen heads replaced or scaled (--how, --alpha), at all positions or, with --where candidate,
+at the last token of each prompt and at every generated one
+hide            the failed calls stay in the transcript; the chosen heads do not see their tokens from behind them
+hide-all        as hide, from all heads
+ablate-random   as many random heads of the same layers, --controls draws; hide-random likewise
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from experiments.heads.ablation import Replacement, replacement
+from experiments.heads.spec import choose_heads
+from experiments.run.session import Session
+from mech.decoding.turn_spans import turn_span
+from mech.errors import InputError
+from mech.head_scores.controls import distinct_controls
+from mech.heads import HeadSet
+from mech.interventions.persistent import STANDING_NOTHING, Standing
+from mech.patching.patch import all_heads
+
+CHANGES = ("none", "ablate", "hide", "hide-all", "ablate-random", "hide-random")
+
+
+_RECORD = (
+    {"role": "user", "content": "Look up Ada."},
+    {"role": "assistant", "content": "lookup(name='Ada')"},
+    {"role": "user", "content": "Result: no Ada"},
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """A standing intervention under its name, and the heads it acts on."""
+
+    name: str
+    standing: Standing
+    heads: HeadSet | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Changes:
+    """All changes of a study; `about` is recorded, `derived` decides rows (see `session.open_run`)."""
+
+    changes: tuple[Change, ...]
+    about: Mapping[str, Any] = field(default_factory=dict)
+    derived: Mapping[str, Any] = field(default_factory=dict)
+
+
+def parse_changes(text: str) -> tuple[str, ...]:
+    """Read `none,ablate,hide`, or `all`; each name once. Raises InputError for an unknown name, listing the known."""
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    names = [name for part in names for name in (CHANGES if part == "all" else (part,))]
+    unknown = [name for name in names if name not in CHANGES]
+    if unknown or not names:
+        what = f"There is no change '{unknown[0]}'" if unknown else "The list of changes is empty"
+        raise InputError(f"{what}: choose from all, {', '.join(CHANGES)}.")
+    return tuple(dict.fromkeys(names))
+
+
+def changes(session: Session, args: argparse.Namespace, tasks: Collection[str] = ()) -> Changes:
+    """What --change, --heads, --how, --where, --alpha and --controls ask for.
+
+    Args:
+        session: the model, and no items.
+        args: the options.
+        tasks: those that are rolled out; no item of theirs is a reference.
+
+    Raises:
+        InputError: the heads cannot be told or do not exist, or the template does not write a turn as it is.
+    """
+    names = parse_changes(args.change)
+    model = session.model
+    if any(name.startswith("hide") for name in names):
+        turn_span(model, _RECORD, 1)  # a template that hides nothing is found out before hours of rollouts
+    sets: dict[str, HeadSet] = {}
+    if set(names) - {"none", "hide-all"}:
+        sets["selected"] = choose_heads(args.heads, model, args, session.rng_for)
+    if {"ablate-random", "hide-random"} & set(names):
+        drawn = distinct_controls(
+            sets["selected"], model.n_layers, model.n_heads, args.controls, session.rng_for
+        )
+        sets |= {f"random{draw}": one.heads for draw, one in enumerate(drawn)}
+    ablates = bool({"ablate", "ablate-random"} & set(names))
+    instead = replacement(session, args, tasks) if ablates else Replacement("zero")
+    found: list[Change] = []
+    for name in names:
+        how, _, which = name.partition("-")
+        if name == "none":
+            found.append(Change("none", STANDING_NOTHING))
+        elif name == "hide-all":
+            found.append(Change(name, Standing(hidden=all_heads(model))))
+        else:
+            labels = [each for each in sets if each.startswith("random")] if which else ["selected"]
+            for label in labels:
+                heads = sets[label]
+                edits = (
+                    Standing(instead.intervention(heads, args)) if how == "ablate" else Standing(hidden=heads)
+                )
+                found.append(Change(f"{how}-{label}" if which else how, edits, heads))
+    about = {
+        "sets": {label: str(heads) for label, heads in sets.items()},
+        "reference": dict(instead.about),
+    }
+    derived = {
+        "set_sha256": {label: heads.sha256 for label, heads in sets.items()},
+        "replacement_sha256": instead.sha256,
+    }
+    return Changes(tuple(found), about, derived)

@@ -1,0 +1,1 @@
+"""What every study uses: options, the run folder, seeds, provenance, progress."""

@@ -1,0 +1,419 @@
+"""The columns of a run folder's rows and tables, written down once; a table may add columns after these.
+
+Lengths are in tokens, log-probabilities and their differences in nats per action, shares between 0 and 1,
+`ci_lo`, `ci_hi` (and `…_lo`, `…_hi`) the ends of a 95 % interval (empty below six clusters), `n` items, `n_clusters`
+tasks, or what --cluster names; `deff` is the design effect, `p_holm` p corrected over a family of `family_size` tests
+(`probes.stats.families`); p is empty where .05 could not be reached, and for shares and probabilities.
+`metric` is a name of `probes.scoring.contrast.FORMS`: logprob, margin, diverging, or one of them per token, in whose
+unit nats are then counted; a share divides by the same metric's difference.
+Tables of a probe end with `ablation`, the label of the ablation arm ("none": the whole model).
+"""
+
+from __future__ import annotations
+
+_INTERVAL = ("mean", "ci_lo", "ci_hi", "n", "n_clusters")
+
+SCORES = (
+    *("id", "model", "env", "item_id", "task_id", "condition", "candidate"),
+    *("logprob", "n_tokens", "is_greedy"),
+)  # and whatever else the scorer knows of a row: ablation; n_draws, logprob_sd and draws (by name, one value a draw)
+# where an ablation is drawn anew: then log-probabilities are means over the draws and is_greedy is a share
+MEASURES = ("model", "env", "item_id", "task_id", "measure", "value")
+SUMMARY = ("model", "env", "measure", *_INTERVAL, "deff", "p", "p_holm", "family_size")
+HEADS = ("layer", "head")  # and one column per score
+# What was patched where: site (z, q, k, v, pattern, mlp_out or resid_pre), at (candidate, record or observation), and
+# the pair of conditions. head counts query heads: empty for k and v, which have a kv_head, and for layers.
+_PATCH = ("site", "at", "from", "to", "kv_head", "screen")
+EFFECTS = ("metric", "item_id", "direction", "layer", "head", "effect_nats", "share", *_PATCH)
+JOINT = ("metric", "item_id", "direction", "effect_nats", "share", "set", "site", "at", "from", "to")
+SHARES = (
+    *("metric", "direction", "layer", "head", "share", "ci_lo", "ci_hi", "effect_nats"),
+    *("n", "n_clusters", "flagged"),
+    *_PATCH,
+)
+REDUNDANCY = (
+    *("metric", "direction", "set", "joint_share", "share_lo", "share_hi", "joint_nats", "singles_nats"),
+    *("redundancy_nats", "ci_lo", "ci_hi", "n", "n_clusters", "site", "at", "from", "to"),
+)
+# Means over items of what attribution says of each head; patched: exactly, too.
+ESTIMATES = ("metric", "direction", "layer", "head", "estimate_nats", "n", "patched", "from", "to")
+# Exact effects beside their estimates by attribution patching; site z (heads) or mlp_out, which has no head.
+# delta: the item's difference (nats), of which effects are a part.
+ATTRIBUTION = (
+    *("metric", "item_id", "task_id", "direction", "delta", "site", "layer", "head"),
+    *("effect_nats", "estimate_nats"),
+)
+# scope: item (mean over items) or pooled (of the means over items); statistic: spearman, spearman_within_layer, recall
+# among the top k, reliability (of halves; its range in ci_lo, ci_hi). with: what it is agreement with, in words;
+# effects_nats, delta_nats: mean sum of the units' exact effects, and the mean difference they are of.
+SCREENING = (
+    *("metric", "site", "direction", "scope", "statistic", "k", "estimate", "ci_lo", "ci_hi"),
+    *("n", "n_clusters", "n_units", "with", "effects_nats", "delta_nats"),
+)
+FALSE_NEGATIVES = (
+    *("metric", "site", "direction", "scope", "item_id", "layer", "head"),
+    *("effect_nats", "estimate_nats", "exact_rank", "estimate_rank"),
+)
+# What a screen of that many units leaves out; worst: of any item.
+SCREEN_MISSES = (
+    *("metric", "site", "direction", "screen", "quantity", "k", "mean", "ci_lo", "ci_hi", "worst"),
+    *("n", "n_clusters"),
+)
+ABLATION = ("how", "metric", "set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n")
+
+# by: operator, error_type, template, step or quotes_source; level: a value of it.
+BREAKDOWN = ("model", "env", "by", "level", "measure", *_INTERVAL)
+# Not the mean of an item's ratios: ratios of sums, medians and shares over items.
+DECOMPOSITION = ("model", "env", "quantity", "estimate", "ci_lo", "ci_hi", "n", "n_clusters", "deff")
+# equivalent: the whole interval lies inside ±delta.
+EQUIVALENCE = ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "delta", "equivalent")
+# delta: mean of the paired L(condition) − L(fail); G: that of L(pre) − L(condition); Holm's family: all
+# conditions of one model and environment.
+MANIPULATIONS = (
+    *("model", "env", "condition", "delta", "ci_lo", "ci_hi", "n", "n_clusters"),
+    *("deff", "p", "p_holm", "family_size", "G", "equivalent"),
+)
+# axis: position (level: decile 0 to 9 of the token's place in a×) or part (level: before, error, after);
+# mean: nats per item, summed over the tokens of that level.
+PROFILES = ("model", "env", "measure", "axis", "level", *_INTERVAL)
+# An ablation arm against the whole model (against: none) or an earlier arm, paired; removed: share of mean_against.
+# family: "ablation arms" or "arms against arms", of one model, environment and measure.
+ARMS = (
+    *("model", "env", "measure", "ablation", "against", "mean", "mean_against"),
+    *("difference", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm", "family_size", "family"),
+    *("removed", "removed_lo", "removed_hi"),
+)
+# shared_tokens: mean share of a×'s tokens in the call recorded in its place; empty where a× itself is recorded.
+LENGTH_MATCH = (
+    *("model", "env", "condition", "n", "mean_mismatch", "max_abs_mismatch", "share_exact", "shared_tokens"),
+)
+SCALING = ("model", "n_parameters", "env", "measure", *_INTERVAL)
+# G on log10(parameters): slope in nats per decade; loo: range of the crossing when one model is left out.
+SCALING_FIT = (
+    *("env", "group", "n_models", "slope", "intercept", "r2"),
+    *("crossing_parameters", "loo_lo", "loo_hi", "note"),
+)
+COMPARE = (
+    *("model", "env", "measure", "ours", "ours_lo", "ours_hi", "ours_n"),
+    *("paper", "paper_lo", "paper_hi", "paper_n"),
+    *("difference", "overlap", "same_sign", "paper_excludes_zero"),
+)
+# Of a condition and candidate (kind score) or a measure, over items that both sides have; …_abs: |ours − published| in
+# `unit`; same_…: share of equal counts.
+ITEM_COMPARE = (
+    *("model", "env", "kind", "condition", "candidate", "measure", "unit"),
+    *("n", "n_only_ours", "n_only_published", "median_abs", "max_abs", "median_abs_per_token"),
+    *("max_abs_per_token", "item_of_max", "same_n_tokens", "same_ctx_tokens", "pearson", "spearman"),
+)
+# found_in: both, ours or published.
+ITEM_PAIRS = (
+    *("model", "env", "kind", "item_id", "condition", "candidate", "measure", "unit", "found_in"),
+    *("ours", "published", "difference", "per_token", "n_tokens", "n_tokens_published"),
+    *("ctx_tokens", "ctx_tokens_published"),
+)
+# share of L(to) - L(from) that cutting the heads' attention to the sources removes; p: of a selected set among its
+# random ones; p_holm, family_size: `probes.stats.families`.
+KNOCKOUT = (
+    *("from", "to", "metric", "sources", "set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats"),
+    *("n", "n_clusters", "flagged", "p", "p_holm", "family_size"),
+)
+# A selected set by one method, in one metric, beside its controls of one kind: control_lo, control_hi are the extremes
+# of drawn controls, and the interval where there is one set. excess: over the mean of the controls, paired by item.
+CARRIED = (
+    *("env", "from", "to", "metric", "method", "direction", "set", "k", "share", "ci_lo", "ci_hi"),
+    *("effect_nats", "controls", "n_controls", "control_mean", "control_lo", "control_hi", "percentile"),
+    *("p", "excess", "excess_lo", "excess_hi", "excess_p", "excess_p_holm", "family_size"),
+    *("n_draws", "draw_sd", "n", "n_clusters"),
+)
+# quantity: reference (log p of the reference action) or sem (the mark of failure); change: paired, nats.
+CARRIED_OFFTARGET = (
+    *("env", "from", "to", "method", "set", "k", "quantity", "whole", "under", "change", "ci_lo", "ci_hi"),
+    *("delta", "equivalent", "n", "n_clusters"),
+)
+# statistic: spearman, spearman_within_layer, jaccard, recall; reliability and its kinds (of halves; the range of the
+# splits in ci_lo, ci_hi), beyond_zero; of: the difference it is of, empty where it is of both. with, effects_nats,
+# delta_nats: as in SCREENING, the nats those of the difference named in `of`, or of the second where it is of both.
+OVERLAP = (
+    *(
+        "metric",
+        "direction",
+        "statistic",
+        "of",
+        "k",
+        "estimate",
+        "ci_lo",
+        "ci_hi",
+        "chance",
+        "n",
+        "n_clusters",
+    ),
+    *("with", "effects_nats", "delta_nats"),
+)
+
+# What else an ablation changes, against the whole model; equivalent: the interval lies inside ±delta.
+OFFTARGET = (
+    *("how", "set", "kind", "k", "quantity", "whole", "ablated", "change", "ci_lo", "ci_hi"),
+    *("delta", "equivalent", "n", "n_clusters"),
+)
+# How well controls match: n_heads beside k, that of the selected set; ratio: of output norms (norm) or damage (damage).
+CONTROL_SETS = ("set", "kind", "k", "n_heads", "ratio", "displaced", "reached")
+# Of ablate, how: what takes the place of z; draw_sd: SD over the draws of donors of the share.
+REMOVED = (
+    *("how", "metric", "set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats"),
+    *("n", "n_clusters", "flagged", "draw_sd"),
+)
+# control: the kind of the controls that random_… speaks of; percentile: of 100 controls, how many remove less.
+CONTROLS = (
+    *("how", "metric", "set", "k", "share", "random_mean", "random_lo", "random_hi", "n_controls", "p"),
+    *("p_holm", "family_size", "control", "percentile"),
+)
+# The dose curve's area (mean share over 0 … k_max) against those of the controls; trend: Spearman of share on k.
+DOSE = (
+    *("how", "metric", "measure", "control", "k_max", "n_sizes", "area", "ci_lo", "ci_hi", "trend"),
+    *("control_mean", "control_lo", "control_hi", "n_controls", "p", "p_holm", "family_size", "percentile"),
+    *("n", "n_clusters", "flagged"),
+)
+# found must meet expected (behaves), the counterpart on the same items be alive, and the minimal detectable effect
+# (mde) at most half of the counterpart's size in the same unit (live); intervals as probes.effects.placebo_checks says.
+PLACEBOS = (
+    *("what", "metric", "expected", "found", "ci_lo", "ci_hi", "threshold", "unit"),
+    *("counterpart", "positive", "positive_lo", "positive_hi", "live", "mde"),
+    *("behaves", "alive", "powered", "passed", "n", "n_clusters"),
+)
+# Rank agreement of a score with effects; k of jaccard and recall; chance: if the score ordered heads at random.
+# statistic reliability…: of the effects with themselves by halves (score empty; the range in ci_lo, ci_hi).
+AGREEMENT = (
+    *("metric", "direction", "score", "statistic", "k", "estimate", "ci_lo", "ci_hi", "chance"),
+    *("n", "n_clusters", "n_heads", "flagged", "with", "effects_nats", "delta_nats", "uses_task_data"),
+)
+SCORE_AGREEMENT = ("score", "other", "spearman", "kendall", "n_heads", "uses_task_data")
+# Heads whose effect has its interval below 0; and a column per score beside these.
+SUPPRESSORS = (
+    *("metric", "direction", "layer", "head", "effect_nats", "ci_lo", "ci_hi", "p", "p_holm"),
+    *("n", "n_clusters", "n_heads"),
+)
+# A found set of heads on one test set (training first), in one metric: shares of the mean delta (nats, or nats a
+# token). From random_mean on: the random sets of circuit_controls.csv, by the criterion.
+CIRCUIT = (
+    *("method", "criterion", "target", "k", "heads", "reached", "test_set", "metric"),
+    *("necessity", "necessity_lo", "necessity_hi", "sufficiency", "sufficiency_lo", "sufficiency_hi"),
+    *("faithfulness", "faithfulness_lo", "faithfulness_hi", "n", "n_clusters", "delta"),
+    *(
+        "random_mean",
+        "percentile",
+        "p",
+        "n_controls",
+        "displaced",
+        "excess",
+        "excess_p",
+        "p_holm",
+        "family_size",
+    ),
+    *("completeness_mean", "completeness_worst"),
+)
+# The same beside one kind of control sets, by the criterion. displaced: heads of a set in another layer than the one
+# they stand for (mean); control_k: heads of a control (mean); ratio: what it was matched in over the set's own (mean);
+# p: rank among them; excess: share beyond their mean, paired by item, with the p that is
+# corrected.
+CIRCUIT_CONTROLS = (
+    *("method", "criterion", "k", "test_set", "metric", "control", "share"),
+    *("control_mean", "control_lo", "control_hi", "n_controls", "control_k", "displaced", "ratio"),
+    *("percentile", "p"),
+    *("excess", "excess_lo", "excess_hi", "excess_p", "p_holm", "family_size", "n", "n_clusters"),
+)
+# cost: share lost on held-out tasks without the head; spare: less than 1 %; alone: its own share on training tasks.
+CIRCUIT_HEADS = (*("method", "layer", "head", "order", "cost", "spare", "prefix_matching", "alone", "sign"),)
+CIRCUIT_COMPLETENESS = (
+    *("method", "test_set", "subset", "k_removed", "removed", "circuit_left", "model_left", "gap"),
+)
+# Two results side by side: of two halves of the training clusters (halves by task or template), or of the study's own
+# random tokens and others (tokens). k_other etc.: the other half's; spearman_within_layer: mean over layers. Sets that
+# were not looked for (empty cells) are those of costly searches.
+CIRCUIT_STABILITY = (
+    *("method", "variation", "label", "n_items", "n_items_other", "k", "k_other", "reached", "reached_other"),
+    *("jaccard", "kendall", "spearman", "spearman_within_layer", "recall_8", "recall_16", "recall_32"),
+)
+# Its columns over repeats: lowest and highest, middle 95 % (lo, hi); chance: of two random orders.
+CIRCUIT_STABILITY_SUMMARY = (
+    *("method", "variation", "statistic", "mean", "lo", "hi", "lowest", "highest", "n_repeats", "chance"),
+)
+# ci_lo, ci_hi of the method "random": the extremes of its draws.
+CIRCUIT_CURVE = ("method", "test_set", "metric", "k", "share", "ci_lo", "ci_hi", "n")
+# Every head: its score, its estimated share, how many methods chose it, and whether the smallest found set has it.
+CIRCUIT_RANKING = ("layer", "head", "prefix_matching", "estimate", "n_methods", "selected")
+
+# Effects of a head or (without head) a layer's MLP; role by its direct effect: carries, holds back, or empty.
+DIRECT = (
+    *("metric", "direction", "kind", "layer", "head", "total_share", "total_lo", "total_hi", "total_nats"),
+    *("direct_share", "direct_lo", "direct_hi", "direct_nats"),
+    *("indirect_share", "indirect_lo", "indirect_hi", "indirect_nats"),
+    *("role", "n", "n_clusters", "flagged", "p", "p_holm", "family_size", "from", "to"),
+)
+# site: mlp_out, or resid_pre, whose last layer is what the final norm reads.
+LAYERS = (
+    *(
+        "metric",
+        "site",
+        "direction",
+        "layer",
+        "share",
+        "ci_lo",
+        "ci_hi",
+        "effect_nats",
+        "n",
+        "n_clusters",
+        "flagged",
+    ),
+    *("from", "to"),
+)
+# set: the senders (previous-token, all, random0, …); random_lo, random_hi, p: selected sets against the random ones.
+PATH = (
+    *("metric", "set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats", "n", "n_clusters", "flagged"),
+    *("random_lo", "random_hi", "n_controls", "p", "p_holm", "family_size", "how", "from", "to"),
+)
+
+# A step of a rollout. given: the call was put there, not written by the model; canonical: the same for equal calls;
+# kind: ok, done, failed, prose, truncated, unparsable, empty, banned_out or no_room; end: solved, done, step_limit,
+# ban_exhausted or no_room, on the last row only; n_ban_events: tokens of which the ban changed the choice. extraction:
+# what was done to raw to get action, names out of envs.agent.EDITS; dropped: other calls or programs of the reply.
+STEPS = (
+    *("id", "model", "env", "arm", "harness", "change", "task_id", "template", "n_gold", "sample", "index"),
+    *("given", "raw", "action", "canonical", "kind", "error_type", "observation", "stop", "solved", "last"),
+    *("end", "n_prompt_tokens", "n_new_tokens", "n_bans", "n_ban_events"),
+    *("prompt_sha256", "prompt_ids", "token_ids", "token_logprobs", "first_top", "ban_events"),
+    *("extraction", "dropped"),
+)
+# One row a rollout; rates and shares are of its free steps, as probes.rollouts.steps says. After these come the
+# loop detectors, whose names hold their thresholds: same_action_error_3, same_observation_4, alternating_6.
+ROLLOUTS = (
+    *("model", "env", "arm", "harness", "change", "task_id", "template", "sample"),
+    *("solved", "end", "n_steps", "n_new_tokens", "n_prompt_tokens", "n_failed"),
+    *("parseable_share", "ok_share", "prose_rate", "truncated_rate", "unparsable_rate", "empty_rate"),
+    *("banned_out", "exact_repeat_rate", "canonical_repeat_rate", "near_repeat_rate", "repeat_per_chance"),
+    *("first_chance_repeats", "again_share", "cycle2", "cycle3", "stuck", "stuck_near", "recovered"),
+    *("demonstration_share", "runtime_share", "n_ban_events", "ban_active"),
+)
+# How often each edit of extraction was made; n_steps: free steps of the arm. "not recorded": steps of older versions.
+EXTRACTIONS = ("model", "env", "arm", "harness", "change", "edit", "n", "n_steps", "share")
+# n: rollouts in which the metric is defined; n_undefined: the others; n_chance: of n, those with a chance to repeat.
+RATES = ("model", "env", "arm", "harness", "change", "metric", *_INTERVAL, "n_undefined", "n_chance")
+# Paired by task and sample. n_changed: tasks on which the arms differ; n_chance: pairs in which all arms had a chance
+# to repeat; n_unpaired: rollouts without a partner; family_size: tests in Holm's family (one metric's).
+_PAIRED = (
+    *("ci_lo", "ci_hi", "n", "n_clusters", "n_changed", "n_chance", "n_undefined", "n_unpaired"),
+    *("p", "p_holm", "family_size"),
+)
+CONTRASTS = (
+    *("model", "env", "metric", "arm", "baseline", "baseline_mean", "arm_mean", "difference"),
+    *_PAIRED,
+)
+# by_change: H/X − H; by_ban: H+ban − H; by_both: H+ban/X − H; interaction, with the interval: both − change − ban.
+FACTORIAL = (
+    *("model", "env", "metric", "harness", "change", "by_change", "by_ban", "by_both", "interaction"),
+    *_PAIRED,
+)
+# A chosen set's difference among those of random sets, on the same rollouts: control_lo and control_hi their extremes,
+# n_as_far the sets that change at least as much.
+ROLLOUT_CONTROLS = (
+    *("model", "env", "metric", "arm", "baseline", "difference"),
+    *("n_controls", "control_mean", "control_lo", "control_hi", "n_as_far", "n", "n_clusters", "n_undefined"),
+    *("p", "p_holm", "family_size"),
+)
+# k: heads that a change is made to (all of them for hide-all); the rest as in CONTRASTS, one row a dose.
+ROLLOUT_DOSES = ("model", "env", "metric", "harness", "change", "k", *CONTRASTS[3:])
+# t: free steps since the first failure; survival: Kaplan-Meier, of "no canonical repeat yet".
+SURVIVAL = (
+    *("model", "env", "arm", "harness", "change", "t", "at_risk", "events", "censored", "survival"),
+    *("ci_lo", "ci_hi"),
+)
+# How a predictor, taken before a step, tells steps that repeat from others; brier, ece: of probabilities alone.
+PREDICT = (
+    *("model", "env", "arm", "predictor", "auc", "ci_lo", "ci_hi", "n", "n_repeats", "n_clusters"),
+    *("n_undefined", "n_dropped", "flagged", "brier", "ece"),
+)
+# auc: under the ablation; auc_whole: of the whole model, on the same points; the difference with its interval.
+PREDICT_ARMS = (
+    *("model", "env", "arm", "predictor", "ablation", "auc", "auc_whole", "difference", "ci_lo", "ci_hi"),
+    *("n", "n_repeats", "n_clusters", "n_dropped", "flagged"),
+)
+CALIBRATION = (
+    *("model", "env", "arm", "predictor", "bin", "predicted", "observed", "ci_lo", "ci_hi"),
+    *("n", "n_clusters"),
+)
+
+# Simulations of `probes.stats.bootstrap`: error (p at most .05 under the null), attainable (what an exact test can
+# reject), both (and the interval excludes the truth), coverage of the 95 % interval, below and above: on which side
+# it misses.
+CALIBRATE = (
+    *("statistic", "population", "n_clusters", "simulations", "skew_items", "skew_clusters"),
+    *("error", "flips", "attainable", "coverage", "below", "above", "width"),
+)
+
+# What a study left out of which items: `what` is a condition or a measure, `why` a sentence.
+LEFT_OUT = ("study", "what", "n", "why")
+
+ROWS: dict[str, tuple[str, ...]] = {"scores": SCORES, "steps": STEPS}
+TABLES: dict[str, tuple[str, ...]] = {
+    "measures": MEASURES,
+    "summary": SUMMARY,
+    "heads": HEADS,
+    "effects": EFFECTS,
+    "joint": JOINT,
+    "shares": SHARES,
+    "redundancy": REDUNDANCY,
+    "estimates": ESTIMATES,
+    "attribution": ATTRIBUTION,
+    "screening": SCREENING,
+    "false_negatives": FALSE_NEGATIVES,
+    "screen_misses": SCREEN_MISSES,
+    "knockout": KNOCKOUT,
+    "overlap": OVERLAP,
+    "carried": CARRIED,
+    "carried_offtarget": CARRIED_OFFTARGET,
+    "circuit": CIRCUIT,
+    "circuit_controls": CIRCUIT_CONTROLS,
+    "circuit_heads": CIRCUIT_HEADS,
+    "circuit_completeness": CIRCUIT_COMPLETENESS,
+    "circuit_stability": CIRCUIT_STABILITY,
+    "circuit_stability_summary": CIRCUIT_STABILITY_SUMMARY,
+    "circuit_curve": CIRCUIT_CURVE,
+    "circuit_ranking": CIRCUIT_RANKING,
+    "direct": DIRECT,
+    "layers": LAYERS,
+    "path": PATH,
+    "ablation": ABLATION,
+    "controls": CONTROLS,
+    "control_sets": CONTROL_SETS,
+    "removed": REMOVED,
+    "dose": DOSE,
+    "offtarget": OFFTARGET,
+    "placebos": PLACEBOS,
+    "agreement": AGREEMENT,
+    "score_agreement": SCORE_AGREEMENT,
+    "suppressors": SUPPRESSORS,
+    "breakdown": BREAKDOWN,
+    "decomposition": DECOMPOSITION,
+    "equivalence": EQUIVALENCE,
+    "manipulations": MANIPULATIONS,
+    "arms": ARMS,
+    "profiles": PROFILES,
+    "length_match": LENGTH_MATCH,
+    "scaling": SCALING,
+    "scaling_fit": SCALING_FIT,
+    "compare": COMPARE,
+    "item_compare": ITEM_COMPARE,
+    "item_pairs": ITEM_PAIRS,
+    "calibrate": CALIBRATE,
+    "left_out": LEFT_OUT,
+    "rollouts": ROLLOUTS,
+    "rollout_extractions": EXTRACTIONS,
+    "rollout_rates": RATES,
+    "rollout_contrasts": CONTRASTS,
+    "rollout_factorial": FACTORIAL,
+    "rollout_controls": ROLLOUT_CONTROLS,
+    "rollout_doses": ROLLOUT_DOSES,
+    "survival": SURVIVAL,
+    "predict": PREDICT,
+    "predict_arms": PREDICT_ARMS,
+    "calibration": CALIBRATION,
+}

@@ -1,0 +1,1 @@
+"""Load-time checks: what a wrong stack would silently fabricate is measured before any result is."""

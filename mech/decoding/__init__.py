@@ -1,0 +1,1 @@
+"""Writing a turn token by token, under an intervention that persists."""

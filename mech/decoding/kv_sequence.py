@@ -1,0 +1,177 @@
+"""A growing sequence with its keys and values, under an intervention that stands: only new tokens are run.
+
+    trunk | prompt | generated        push: one forward of the new tokens through the stock blocks, hooks and all
+                                      rewind: keep what another prompt shares with it, run the rest of that prompt
+
+Keys and values belong to the tokens *and* to what was done while they were computed (traps, 10): the trunk is checked,
+a token behind a span that is hidden now and was not hidden then (or the other way round) is computed again, and so is
+one that was edited as a candidate position and is now part of a prompt. They are written in place into buffers that
+this object alone holds; a trunk is copied, never written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mech.engine.blocks import block_arguments, embed, layout, run_block, unembed
+from mech.engine.prefix_cache import Trunk
+from mech.engine.trie import common_prefix
+from mech.errors import InputError
+from mech.interventions.hooks import HookMissed, Placement, acting_hooks, hooked
+from mech.interventions.persistent import STANDING_NOTHING, Span, Standing, require_spans
+from mech.models.model import Model
+
+_ROOM = 256
+"""Positions by which the buffers grow at the least."""
+
+
+class Buffers:
+    """Keys and values of each layer, [1, n_kv_heads, room, d_head], of which the first `used` positions count."""
+
+    def __init__(self, trunk: Trunk) -> None:
+        self.used = len(trunk)
+        self.written: set[int] = set()
+        self._keys = {layer: keys.clone() for layer, keys in enumerate(trunk.keys)}
+        self._values = {layer: values.clone() for layer, values in enumerate(trunk.values)}
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Called by the attention bridge with the new tokens' rotated keys and their values."""
+        self.written.add(layer)
+        return self._put(self._keys, keys, layer), self._put(self._values, values, layer)
+
+    def _put(self, buffers: dict[int, Tensor], new: Tensor, layer: int) -> Tensor:
+        end = self.used + new.shape[-2]
+        old = buffers.get(layer)
+        if old is None or old.shape[-2] < end:
+            grown = new.new_empty(*new.shape[:-2], end + _ROOM, new.shape[-1])
+            if old is not None:
+                grown[:, :, : self.used] = old[:, :, : self.used]
+            buffers[layer] = old = grown
+        old[:, :, self.used : end] = new
+        return old[:, :, :end]
+
+
+class Chain:
+    """One sequence of one model under one standing intervention; use `push` inside `hooks()`."""
+
+    def __init__(self, model: Model, trunk: Trunk, standing: Standing = STANDING_NOTHING) -> None:
+        """Begin with a trunk.
+
+        Args:
+            model: the model, in eval mode.
+            trunk: a prefix computed under the standing intervention's all-position edits, before every hidden span.
+            standing: what is changed.
+
+        Raises:
+            InputError: the intervention has heads that this model does not have.
+            ValueError: the trunk was computed under another intervention.
+        """
+        trunk.require(trunk.tokens, standing.edits.everywhere.fingerprint)
+        self.model = model
+        self.standing = standing
+        self.tokens: list[int] = list(trunk.tokens)
+        self.forwards = 0
+        self._names = standing.hook_names(model)
+        self._buffers = Buffers(trunk)
+        self._spans: tuple[Span, ...] = ()
+        # Tokens from here on were edited as candidate positions, if such edits stand.
+        self._plain = len(trunk)
+        self._acting: dict[str, list[Placement]] = {}
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        """The intervention's hooks, registered once for many forwards.
+
+        Raises:
+            InputError: the model is in training mode.
+            HookMissed: on leaving, a hook did not fire once a forward.
+        """
+        self.model.require_eval_mode()
+        before = self.forwards
+        with hooked(self.model, acting_hooks(self.model, self._names, self._acting)) as count:
+            yield
+        wrong = [fired for fired in count.counts if fired != self.forwards - before]
+        if wrong:
+            raise HookMissed(f"A standing hook fired {wrong[0]} times in {self.forwards - before} forwards.")
+
+    def rewind(self, prompt: Sequence[int], spans: Sequence[Span] = ()) -> int:
+        """Make the chain that of a prompt without its last token; returns how many of its tokens were kept.
+
+        Args:
+            prompt: token ids, at least one.
+            spans: what of the prompt is hidden from the standing intervention's heads.
+
+        Raises:
+            InputError: no prompt, or spans outside it.
+        """
+        if not prompt:
+            raise InputError("A prompt to be continued needs at least one token.")
+        require_spans(spans, len(prompt))
+        kept = min(common_prefix([self.tokens, prompt[:-1]]), self._reusable(tuple(spans)))
+        self._spans = tuple(spans)
+        self._truncate(kept)
+        if kept < len(prompt) - 1:
+            self._forward(prompt[kept:-1], candidate=False)
+        self._plain = len(self.tokens)
+        return kept
+
+    @torch.no_grad()
+    def push(self, tokens: Sequence[int], keep: int | None = None) -> Float[Tensor, "pos d_vocab"]:
+        """Run these tokens as candidate positions behind the first `keep` ones; the logits that each leads to.
+
+        Args:
+            tokens: at least one.
+            keep: how many tokens stay before them; None keeps all.
+
+        Raises:
+            InputError: less is to be kept than the prompt, or the model has no room for more tokens.
+            FloatingPointError: a logit is not finite.
+        """
+        if keep is not None:
+            if not self._plain <= keep <= len(self.tokens):
+                raise InputError(f"A chain of {len(self.tokens)} tokens cannot go back to {keep}.")
+            self._truncate(keep)
+        logits = unembed(self.model, self._forward(tokens, candidate=True))
+        if not bool(torch.isfinite(logits).all()):
+            raise FloatingPointError(
+                "The model's logits are not finite: nothing of this run may be recorded."
+            )
+        return logits
+
+    def _reusable(self, spans: tuple[Span, ...]) -> int:
+        """How many tokens have keys and values that are right under these spans, as part of a prompt."""
+        most = self._plain if self.standing.edits.at_candidate.edits else len(self.tokens)
+        if not len(self.standing.hidden):
+            return most
+        return min([most, *(stop for _, stop in set(spans) ^ set(self._spans))])
+
+    def _truncate(self, keep: int) -> None:
+        del self.tokens[keep:]
+        self._buffers.used = keep
+
+    @torch.no_grad()
+    def _forward(self, tokens: Sequence[int], candidate: bool) -> Float[Tensor, "1 node d_model"]:
+        model, first, count = self.model, len(self.tokens), len(tokens)
+        model.require_room(first + count)
+        self._acting.clear()
+        for placement in self.standing.placements(model, self._spans, first, count, candidate):
+            self._acting.setdefault(placement.edit.hook_name, []).append(placement)
+        depths = torch.arange(first, first + count, device=model.device)
+        ancestry = torch.ones(count, count, dtype=torch.bool, device=model.device).tril()
+        self._buffers.written.clear()
+        arguments = block_arguments(model, layout(model, depths, ancestry, first), self._buffers)
+        resid = embed(model, torch.tensor(list(tokens), device=model.device), depths)
+        for layer in range(model.n_layers):
+            resid = run_block(model, layer, resid, arguments[layer])
+        if len(self._buffers.written) != model.n_layers:
+            raise HookMissed("The model's attention did not use the key/value cache it was given.")
+        self.forwards += 1
+        self.tokens += tokens
+        self._buffers.used = len(self.tokens)
+        return resid

@@ -1,0 +1,153 @@
+"""The fast path: one forward of a packed row of token nodes over a frozen trunk, through the stock bridge blocks.
+
+1. the sequences below the trunk become a trie of token ids (`mech.engine.trie`);
+2. its nodes are laid out as one row: position ids = depth, a node sees the trunk and its own ancestors only;
+3. the row goes through every block once, hooks and all; edits land on the nodes of the queries that asked for them;
+4. log-probabilities are read at the nodes that need them, and nowhere else.
+
+`mech.engine.reference` answers the same questions by one hooked full forward each; tests hold the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mech.engine.blocks import RowCache, block_arguments, embed, layout, run_block, unembed
+from mech.engine.capture import capture_hooks
+from mech.engine.packing import insert, place
+from mech.engine.prefix_cache import Trunk
+from mech.engine.queries import Query, Score, token_logprobs
+from mech.engine.trie import Trie
+from mech.interventions.hooks import HookMissed, Placement, edit_hooks, hooked
+from mech.interventions.intervention import Intervention
+from mech.models.model import Model
+
+__all__ = ["Placement", "RowRun", "grow", "insert", "place", "read_scores", "run_row", "score_row"]
+
+UNEMBED_ROWS = 128
+"""Nodes unembedded at a time: 128 x 49k logits are 25 MB."""
+
+
+@dataclass(frozen=True)
+class RowRun:
+    """What one packed forward leaves: the final residual stream, each layer's new keys and values, kept activations."""
+
+    resid: Float[Tensor, "1 node d_model"]
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    kept: dict[str, Tensor]
+
+
+@torch.no_grad()
+def run_row(
+    model: Model, trie: Trie, trunk: Trunk, placements: Sequence[Placement] = (), keep: Sequence[str] = ()
+) -> RowRun:
+    """Push a packed row through all blocks.
+
+    Args:
+        model: the model, in eval mode.
+        trie: the row; its `trunk_length` must be the trunk's.
+        trunk: keys and values every node sees.
+        placements: edits and the nodes they act on.
+        keep: TransformerLens hook names whose activations (all nodes) are returned.
+
+    Raises:
+        HookMissed: an edit's or a kept hook did not fire exactly once.
+    """
+    model.require_eval_mode()
+    if trie.trunk_length != len(trunk):
+        raise ValueError("The row was laid out for a trunk of another length.")
+    tokens = torch.tensor(trie.tokens, device=model.device)
+    depths = torch.tensor(trie.depths, device=model.device)
+    ancestry = torch.from_numpy(trie.ancestry()).to(model.device)
+    cache = RowCache(trunk.keys, trunk.values)
+    arguments = block_arguments(model, layout(model, depths, ancestry, len(trunk)), cache)
+    kept: dict[str, Tensor] = {}
+    hooks = edit_hooks(model, placements) + capture_hooks(model, keep, kept.__setitem__)
+    with hooked(model, hooks, fires=1):
+        resid = embed(model, tokens, depths)
+        for layer in range(model.n_layers):
+            resid = run_block(model, layer, resid, arguments[layer])
+    layers = range(model.n_layers)
+    if set(cache.keys) != set(layers):
+        raise HookMissed(
+            "The model's attention did not use the key/value cache it was given: no trunk can be shared."
+        )
+    return RowRun(resid, tuple(cache.keys[i] for i in layers), tuple(cache.values[i] for i in layers), kept)
+
+
+def grow(model: Model, trunk: Trunk, tokens: Sequence[int], intervention: Intervention) -> Trunk:
+    """The trunk extended by these tokens, computed under the all-position part of the intervention."""
+    everywhere = intervention.everywhere
+    trunk.require(trunk.tokens, everywhere.fingerprint)
+    trie = Trie(len(trunk))
+    trie.insert(list(tokens), [""] * len(tokens))
+    run = run_row(model, trie, trunk, [Placement(edit, None) for edit in everywhere.edits])
+    return Trunk(trunk.tokens, everywhere.fingerprint, trunk.keys, trunk.values).extend(
+        tokens, run.keys, run.values
+    )
+
+
+@torch.no_grad()
+def score_row(model: Model, queries: Sequence[Query], trunk: Trunk) -> list[Score]:
+    """Score queries that begin with the trunk and share the trunk's all-position edits: one packed forward.
+
+    Raises:
+        ValueError: a query does not begin with the trunk, or has other all-position edits than trunk and row.
+        FloatingPointError: a logit is not finite.
+    """
+    everywhere = queries[0].intervention.everywhere
+    trie = Trie(len(trunk))
+    paths, placements = [], [Placement(edit, None) for edit in everywhere.edits]
+    placed: set[int] = set()
+    for query in queries:
+        trunk.require(query.tokens, query.intervention.everywhere.fingerprint)
+        if query.intervention.everywhere.fingerprint != everywhere.fingerprint:
+            raise ValueError("Queries of one row must share their all-position edits.")
+        if len(trunk) > query.untouched:
+            raise ValueError("A trunk was offered that includes a position which the query edits.")
+        path = insert(trie, query)
+        paths.append(path)
+        placements += place(model, query, path, len(trunk), placed)
+        placed.update(path)
+    run = run_row(model, trie, trunk, placements)
+    wanted = [
+        [path[i - len(trunk)] for i in query.candidate] for query, path in zip(queries, paths, strict=True)
+    ]
+    return read_scores(model, run.resid, wanted, [query.action for query in queries])
+
+
+def read_scores(
+    model: Model, resid: Tensor, nodes: Sequence[Sequence[int]], actions: Sequence[Sequence[int]]
+) -> list[Score]:
+    """Log-probabilities of each action's tokens at its candidate nodes; each node is unembedded once.
+
+    Args:
+        model: for the final norm and the unembedding.
+        resid: [1, node, d_model], the residual stream after the last block.
+        nodes: for each action, the nodes whose logits predict its tokens.
+        actions: for each action, its tokens.
+    """
+    targets: dict[int, list[tuple[int, int]]] = {}
+    for which, (path, action) in enumerate(zip(nodes, actions, strict=True)):
+        for place_in_action, (node, _) in enumerate(zip(path, action, strict=True)):
+            targets.setdefault(node, []).append((which, place_in_action))
+    logprobs = [np.empty(len(action)) for action in actions]
+    argmax = [np.empty(len(action), dtype=bool) for action in actions]
+    order = sorted(targets)
+    for start in range(0, len(order), UNEMBED_ROWS):
+        chunk = order[start : start + UNEMBED_ROWS]
+        logits = unembed(model, resid[:, chunk])
+        asked = [(row, *pair) for row, node in enumerate(chunk) for pair in targets[node]]
+        rows = torch.tensor([row for row, _, _ in asked], device=model.device)
+        tokens = torch.tensor([actions[which][at] for _, which, at in asked], device=model.device)
+        values, best = token_logprobs(logits, tokens, rows)
+        for (_, which, at), value, is_best in zip(asked, values.tolist(), best.tolist(), strict=True):
+            logprobs[which][at], argmax[which][at] = value, is_best
+    return [Score(values, best) for values, best in zip(logprobs, argmax, strict=True)]

@@ -1,0 +1,87 @@
+"""Where a query's edits and cuts land in a packed row, and which nodes it may share with other queries.
+
+    position    0 1 2 3 | 4 5 6 7 8        trunk | row: the trunk ends before the first position that is edited
+    tag                   - - e e ef       e acts from position 6 on, f from 8 on: a node carries all that has begun
+
+Two queries share a node when they share its parent, its token and its tag: everything that was edited before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+
+import torch
+
+from mech.engine.queries import Query
+from mech.engine.trie import Trie
+from mech.interventions.edits import Cut, Edit
+from mech.interventions.hooks import Placement
+from mech.interventions.intervention import Intervention
+from mech.models.model import Model
+
+
+def insert(trie: Trie, query: Query) -> tuple[int, ...]:
+    """Add a query's sequence below the trunk; copies under other edits part at the first position edited otherwise."""
+    starts: dict[int, list[Edit | Cut]] = {}
+    for edit in query.intervention.local.edits:
+        starts.setdefault(query.positions(edit)[0], []).append(edit)
+    below = range(trie.trunk_length, len(query.tokens))
+    begun: list[Edit | Cut] = []
+    tag, tags = "", []
+    for position in below:
+        if position in starts:
+            begun += starts[position]
+            tag = Intervention(tuple(begun)).fingerprint
+        tags.append(tag)
+    return trie.insert([query.tokens[i] for i in below], tags)
+
+
+def place(
+    model: Model, query: Query, path: Sequence[int], trunk_length: int, placed: AbstractSet[int] = frozenset()
+) -> list[Placement]:
+    """Where a query's local edits act in a row: the nodes of their positions, less those `placed` by another query.
+
+    Two actions under one intervention share the nodes of their common beginning; scaling those twice would be wrong.
+
+    Args:
+        model: for the device.
+        query: its local edits are placed; those at all positions need no place.
+        path: the query's nodes below the trunk.
+        trunk_length: no longer than `query.untouched`.
+        placed: all nodes of the paths that were placed before.
+    """
+    placements = []
+    for edit in query.intervention.local.edits:
+        nodes = [path[position - trunk_length] for position in query.positions(edit)]
+        own = [at for at, node in enumerate(nodes) if node not in placed]
+        if not own:
+            continue
+        rows = torch.tensor([nodes[at] for at in own], dtype=torch.long, device=model.device)
+        columns = None
+        if isinstance(edit, Cut):
+            # The row's columns come behind the trunk's; a source stands in one or the other.
+            seen = [
+                at if at < trunk_length else trunk_length + path[at - trunk_length] for at in edit.sources
+            ]
+            columns = torch.tensor(seen, dtype=torch.long, device=model.device)
+        elif edit.value is not None and edit.value.ndim == 2:
+            where = tuple(edit.where[at] for at in own) if isinstance(edit.where, tuple) else edit.where
+            edit = replace(edit, where=where, value=edit.value[own])
+        placements.append(Placement(edit, rows, columns))
+    return placements
+
+
+def batches(queries: Sequence[Query], trunk_length: int, max_nodes: int) -> list[list[int]]:
+    """Indices of consecutive queries whose trie stays within `max_nodes`; one query alone may exceed it."""
+    groups: list[list[int]] = []
+    trie = Trie(trunk_length)
+    for index, query in enumerate(queries):
+        insert(trie, query)
+        if not groups or len(trie) > max_nodes:
+            trie = Trie(trunk_length)
+            insert(trie, query)
+            groups.append([])
+        groups[-1].append(index)
+    return groups

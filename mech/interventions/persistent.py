@@ -1,0 +1,118 @@
+"""An intervention that holds while the sequence grows: in the prompt, and at every token that is decoded behind it.
+
+    edits       z of heads replaced or scaled: at all positions, or at the candidate positions, which in decoding are
+                the last token of the prompt and every generated one
+    hidden      from every position behind a span of the prompt, these heads do not see the span (`hide-failed`: the
+                spans are the failed calls; the tokens stay, and other heads read them)
+
+A position is a place in the whole sequence, never a place in one forward: in decoding a hook fires once on the prompt
+and then on one token at a time, so a number in the forward would hit nothing, or the wrong token (traps, 12).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mech.errors import InputError
+from mech.heads import HeadSet
+from mech.interventions.edits import HOOK_NAMES, SCORES_HOOK, Cut
+from mech.interventions.hooks import Placement
+from mech.interventions.intervention import NOTHING, Intervention, cut_edges, merge
+from mech.interventions.sites import require_fit
+from mech.models.model import Model
+
+Span = tuple[int, int]
+"""First position and the one behind the last, absolute."""
+_NO_HEADS = HeadSet(())
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """What is changed in every forward of a conversation; `STANDING_NOTHING` is the clean model.
+
+    Attributes:
+        edits: edits at "all" or "candidate" positions, each with one value for every position, or a factor.
+        hidden: the query heads that do not see the spans named with each prompt.
+    """
+
+    edits: Intervention = NOTHING
+    hidden: HeadSet = _NO_HEADS
+
+    def __post_init__(self) -> None:
+        if len(self.edits.without_cuts) < len(self.edits.edits) or self.edits.at_positions.edits:
+            raise InputError(
+                "What holds while decoding is an edit at all or at the candidate positions, or heads that spans are "
+                "hidden from: a number of a position means another token in each prompt."
+            )
+        if any(edit.value is not None and edit.value.ndim == 2 for edit in self.edits.without_cuts):
+            raise InputError("What holds while decoding has one value for all positions, not one a position.")
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over the edits and the heads; "clean" where there are none."""
+        if not self.edits.edits and not len(self.hidden):
+            return "clean"
+        return hashlib.sha256(f"{self.edits.fingerprint}|{self.hidden}".encode()).hexdigest()
+
+    def hook_names(self, model: Model) -> tuple[str, ...]:
+        """The hooks that act; raises InputError for heads that the model does not have."""
+        self.hidden.check(model.n_layers, model.n_heads)
+        for edit in self.edits.edits:
+            require_fit(model, edit)
+        names = [HOOK_NAMES[edit.site].format(layer=edit.layer) for edit in self.edits.without_cuts]
+        names += [SCORES_HOOK.format(layer=layer) for layer in self.hidden.per_layer()]
+        return tuple(dict.fromkeys(names))
+
+    def whole(self, spans: Sequence[Span], length: int) -> Intervention:
+        """The same for a full forward over `length` tokens: what the slow path asks of the stock model."""
+        cuts = [
+            cut_edges(self.hidden, range(start, stop), tuple(range(stop, length)))
+            for start, stop in spans
+            if stop < length
+        ]
+        return self.edits + merge(cuts)
+
+    def placements(
+        self, model: Model, spans: Sequence[Span], first: int, count: int, candidate: bool
+    ) -> list[Placement]:
+        """What acts in one forward of `count` tokens from position `first` on.
+
+        Args:
+            model: for the device.
+            spans: what is hidden.
+            first: absolute position of the forward's first token.
+            count: its tokens.
+            candidate: all of them are candidate positions; otherwise none is.
+        """
+        acting = self.edits.everywhere + (self.edits.at_candidate if candidate else NOTHING)
+        placed = [Placement(edit, None) for edit in acting.edits]
+        for start, stop in spans:
+            begin = max(stop, first)
+            if begin >= first + count or not len(self.hidden):
+                continue
+            rows = torch.arange(begin - first, count, device=model.device)
+            columns = torch.arange(start, stop, device=model.device)
+            where, sources = tuple(range(begin, first + count)), tuple(range(start, stop))
+            placed += [
+                Placement(Cut(layer, tuple(heads), sources, where), rows, columns)
+                for layer, heads in self.hidden.per_layer().items()
+            ]
+        return placed
+
+
+STANDING_NOTHING = Standing()
+
+
+def require_spans(spans: Sequence[Span], length: int) -> None:
+    """Raise InputError unless the spans lie in order inside a prompt of this length, none empty or overlapping."""
+    end = 0
+    for start, stop in spans:
+        if not end <= start < stop <= length:
+            raise InputError(
+                f"The span {start}-{stop - 1} does not lie in order in a prompt of {length} tokens."
+            )
+        end = stop

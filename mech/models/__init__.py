@@ -1,0 +1,1 @@
+"""Checkpoints, tokenizers and chat templates: from what a user names to a model in memory."""

@@ -1,0 +1,223 @@
+"""Attribution patching: what patching a head or an MLP would do, estimated to first order from gradients.
+
+    x(α) = x_recipient + α · (x_donor − x_recipient)                   x: z of a head, or a layer's MLP output
+    estimate(x) = Σ_pos (x_donor − x_recipient) · ∂ logp(a) / ∂ x      at the candidate positions, nats
+
+logp(a) is of one action, whole or from one of its tokens on; a margin of two actions is a difference of two runs, and
+its estimate the difference of theirs.
+
+It estimates logp(patched) − logp(recipient): the denoising effect of `mech.patching.patch` as it is, the noising
+effect with its sign turned (`Attribution.effects`).
+
+    steps = 1    the gradient at the recipient, α = 0: one backward pass for every head and MLP
+                 (Nanda 2023, "Attribution patching"; Syed et al. 2023, arXiv:2310.10348)
+    steps = m    the mean of the gradients at α = 1/2m, 3/2m, …, 1 − 1/2m: integrated gradients (Sundararajan et al.
+                 2017, arXiv:1703.01365; for attribution patching: Hanna et al. 2024, arXiv:2403.17806)
+
+The integrated path is a layer's own: all asked heads of one layer move along the line together (heads of one layer
+do not feed each other, so that z is exactly on it), or its MLP output alone; layers below are the recipient's, layers
+above respond. For many steps the estimates of a layer's heads sum up to the exact joint effect of those heads, and a
+head or MLP that moves alone gets its exact effect (completeness). A path on which all layers move at once is cheaper
+(m copies in all), but ends at the joint patch of every layer, far from any single one.
+
+Cost, in copies of the candidate positions: 1 for steps = 1, else m a layer and site against n_heads + 1 a layer of an
+exact sweep, and a backward costs about as much as a forward: where layers have few heads, integrating saves little.
+
+Where it fails: a gradient is local. Saturated attention and softmax hide what a patch would do (Kramár et al. 2024,
+arXiv:2403.00745), and copy heads saturate; so it is shown against the exact sweep (`probes.effects.screening`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import einops
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mech.engine.capture import everything_names
+from mech.engine.engine import Engine, Run
+from mech.errors import InputError
+from mech.heads import Head, HeadSet
+from mech.models.model import Model
+from mech.patching.gradients import (
+    KINDS,
+    SITES,
+    GradientSite,
+    Shifted,
+    clean_gradients,
+    full_gradients,
+    shifted_gradients,
+)
+
+GRADIENT_NODES = 128
+"""Nodes in one packed row that is differentiated: every layer's activations of the row are held until the backward."""
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Estimated change (nats) of the recipient's log p(a), by what is patched from the donor.
+
+    Attributes:
+        heads: head → estimate for its z.
+        mlps: layer → estimate for its MLP output.
+        steps: 1, or over how many points of the line gradients were averaged.
+    """
+
+    heads: dict[Head, float]
+    mlps: dict[int, float]
+    steps: int
+
+    def effects(self, direction: str) -> Attribution:
+        """The estimates as effects: denoise, the change itself; noise, its negative (InputError for another name)."""
+        if direction not in ("noise", "denoise"):
+            raise InputError(f"'{direction}' is not a direction: write noise or denoise.")
+        sign = -1.0 if direction == "noise" else 1.0
+        return Attribution(
+            {head: sign * value for head, value in self.heads.items()},
+            {layer: sign * value for layer, value in self.mlps.items()},
+            self.steps,
+        )
+
+
+def attribution_names(model: Model) -> list[str]:
+    """The activations that both runs must have kept: a superset of `mech.patching.patch.sweep_names`."""
+    return everything_names(model, "hook_resid_pre", *KINDS.values())
+
+
+def attribute(
+    engine: Engine,
+    recipient: Run,
+    donor: Run,
+    steps: int = 1,
+    heads: HeadSet | None = None,
+    sites: Sequence[str] = SITES,
+    first: int = 0,
+) -> Attribution:
+    """Estimate the change of the recipient's log p(a) for every head's z and every MLP output taken from the donor.
+
+    Args:
+        engine: its model runs; `engine.slow` takes plain full forwards instead of packed rows.
+        recipient: a clean run that kept `attribution_names(model)` (less `hook_mlp_out` where no MLP is asked for).
+        donor: a run of the same action that kept them too.
+        steps: 1 for the gradient at the recipient, more for integrated gradients.
+        heads: which; None means all. With integrated gradients those of one layer move together.
+        sites: "z", "mlp_out" or both; what is left out has no estimates.
+        first: the first token of the action whose log-probability counts; 0 counts all.
+
+    Returns:
+        Estimates in nats; exactly 0.0 where donor and recipient have the same activation.
+
+    Raises:
+        InputError: steps < 1, an unknown site, the actions differ, the recipient is not clean, an activation was not
+            kept, a head or the first token does not exist.
+        FloatingPointError: a logit or a gradient is not finite.
+    """
+    model = engine.model
+    model.require_eval_mode()
+    if steps < 1:
+        raise InputError(f"Gradients are averaged over at least one step, not {steps}.")
+    unknown = [site for site in sites if site not in SITES]
+    if unknown:
+        raise InputError(f"There is no attribution to '{unknown[0]}': choose from {', '.join(SITES)}.")
+    if recipient.query.action != donor.query.action:
+        raise InputError("Attribution needs the same action tokens in both runs.")
+    if recipient.query.intervention.edits:
+        raise InputError("Attribution starts from a clean recipient run.")
+    if not 0 <= first < len(recipient.query.action):
+        raise InputError(
+            f"There is no token {first} of an action of {len(recipient.query.action)} to count from."
+        )
+    everyone = HeadSet(Head(i, j) for i in range(model.n_layers) for j in range(model.n_heads))
+    chosen = everyone if heads is None else heads
+    chosen.check(model.n_layers, model.n_heads)
+    differences = {
+        site: _difference(model, recipient, donor, site, chosen) for site in SITES if site in sites
+    }
+    means = _at_recipient(engine, recipient, differences, first) if steps == 1 else {}
+    if steps > 1:
+        means = _along_the_line(engine, recipient, differences, steps, first)
+    products = {site: means[site].double() * differences[site].double() for site in differences}
+    by_head, by_layer = {}, {}
+    if "z" in products:
+        table = einops.reduce(
+            products["z"], "layer pos (head d_head) -> layer head", "sum", head=model.n_heads
+        )
+        by_head = {head: float(table[head.layer, head.head]) for head in chosen}
+    if "mlp_out" in products:
+        sums = einops.reduce(products["mlp_out"], "layer pos d_model -> layer", "sum")
+        by_layer = dict(enumerate(sums.tolist()))
+    return Attribution(by_head, by_layer, steps)
+
+
+def _difference(
+    model: Model, recipient: Run, donor: Run, site: GradientSite, heads: HeadSet
+) -> Float[Tensor, "layer pos width"]:
+    """Donor less recipient; zero for heads that were not asked for, which then do not move either."""
+    names = everything_names(model, KINDS[site])
+    ours, theirs = (torch.stack([_kept(run, name) for name in names]) for run in (recipient, donor))
+    if site == "mlp_out":
+        return theirs - ours
+    asked = torch.zeros(model.n_layers, 1, model.n_heads, 1, dtype=torch.bool, device=model.device)
+    for head in heads:
+        asked[head.layer, 0, head.head] = True
+    return torch.where(asked, theirs - ours, 0.0).flatten(2)
+
+
+def _kept(run: Run, name: str) -> Tensor:
+    if name not in run.cache:
+        raise InputError(f"The run did not keep '{name}': run it with keep=attribution_names(model).")
+    return run.cache[name]
+
+
+def _at_recipient(
+    engine: Engine, recipient: Run, differences: dict[GradientSite, Tensor], first: int
+) -> dict[GradientSite, Tensor]:
+    """Gradients at the recipient, [layer, pos, width] each."""
+    model, query = engine.model, recipient.query
+    engine.meter.ran += 1
+    if not engine.slow:
+        start = _kept(recipient, everything_names(model, "hook_resid_pre")[0])
+        return clean_gradients(model, query, recipient.trunk, start, tuple(differences), first)
+    still = [
+        Shifted(site, layer, torch.zeros_like(difference[layer]))
+        for site, difference in differences.items()
+        for layer in range(model.n_layers)
+    ]
+    gradients = full_gradients(model, query, still, first)
+    size = model.n_layers
+    return {site: torch.stack(gradients[at * size : (at + 1) * size]) for at, site in enumerate(differences)}
+
+
+def _along_the_line(
+    engine: Engine, recipient: Run, differences: dict[GradientSite, Tensor], steps: int, first: int
+) -> dict[GradientSite, Tensor]:
+    """Mean gradients over the midpoints of `steps` equal parts of each layer's line, [layer, pos, width] each."""
+    model, query = engine.model, recipient.query
+    resid_pre = [_kept(recipient, name) for name in everything_names(model, "hook_resid_pre")]
+    runs = [
+        Shifted(site, layer, (step + 0.5) / steps * difference[layer])
+        for layer in range(model.n_layers)
+        for site, difference in differences.items()
+        if bool(difference[layer].any())  # a line without length has no effect, whatever its gradient
+        for step in range(steps)
+    ]
+    means = {site: torch.zeros_like(difference) for site, difference in differences.items()}
+    for group in [[run] for run in runs] if engine.slow else _groups(runs, len(query.action)):
+        engine.meter.ran += 1
+        if engine.slow:
+            found = full_gradients(model, query, group, first)
+        else:
+            found = shifted_gradients(model, query, recipient.trunk, resid_pre, group, first)
+        for run, gradient in zip(group, found, strict=True):
+            means[run.site][run.layer] += gradient / steps
+    return means
+
+
+def _groups(runs: Sequence[Shifted], n: int) -> Iterator[Sequence[Shifted]]:
+    """Runs in layer order, cut so that their copies (n nodes each) fit one row."""
+    size = max(1, GRADIENT_NODES // n)
+    for start in range(0, len(runs), size):
+        yield runs[start : start + size]

@@ -1,0 +1,191 @@
+"""What a head writes to the residual stream, as a change, with every norm behind it frozen.
+
+    head h of layer l:    Δ(h) = N_l[(z' − z)[h] W_O[h]]      N_l: the norm behind the attention (Gemma 3), else nothing
+    a frozen norm:        N[Δ] = γ · (Δ − mean Δ) / s         s: the scale it had in the recipient's run
+                          N[Δ] = γ · Δ / s                    (RMS: no mean)
+
+A norm's centring is linear, so it is applied to the change; only its scale couples what several components write, and
+is held. Frozen so, changes add up: heads, MLPs and embedding make the whole difference of two residual streams.
+That the blocks of a model do add up like this is not assumed: `require_additive` compares, and refuses by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import einops
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mech.checks.checks import SUM_LIMITS
+from mech.errors import InputError
+from mech.interventions.hooks import HookFunction, hooked
+from mech.models.model import Model
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenNorm:
+    """A norm whose scale is held at what it was for one input.
+
+    Attributes:
+        out: the norm of that input.
+        scale: what that input was divided by.
+        gain: the norm's weight, the offset of Gemma's included.
+        centred: the mean is taken off (LayerNorm).
+    """
+
+    out: Float[Tensor, "pos d_model"]
+    scale: Float[Tensor, "pos 1"]
+    gain: Float[Tensor, " d_model"]
+    centred: bool
+
+    def change(self, delta: Float[Tensor, "*copies pos d_model"]) -> Float[Tensor, "*copies pos d_model"]:
+        """How much the norm's output changes when its input changes by delta; linear, exactly 0 for 0."""
+        moved = delta - delta.mean(-1, keepdim=True) if self.centred else delta
+        return moved / self.scale * self.gain
+
+
+@torch.no_grad()
+def final_norm(model: Model, x: Float[Tensor, "pos d_model"]) -> FrozenNorm:
+    """The final norm, its scale held at that of these residual streams."""
+    return _freeze(model, "ln_final", model.bridge.ln_final, x)
+
+
+@torch.no_grad()
+def attention_norm(model: Model, layer: int, z: Float[Tensor, "pos head d_head"]) -> FrozenNorm | None:
+    """The norm between a layer's attention and the residual stream, held at these z; None where there is none."""
+    block = model.bridge.blocks[layer]
+    if "ln1_post" not in block.submodules:
+        return None
+    return _freeze(model, f"blocks.{layer}.ln1_post", block.ln1_post, _attention(model, layer, z))
+
+
+@torch.no_grad()
+def attention_writes(
+    model: Model, layer: int, z: Float[Tensor, "pos head d_head"]
+) -> Float[Tensor, "pos d_model"]:
+    """What a layer's attention adds to the residual stream: all heads, the bias, and the norm where there is one."""
+    norm = attention_norm(model, layer, z)
+    return _attention(model, layer, z) if norm is None else norm.out
+
+
+@torch.no_grad()
+def head_writes(
+    model: Model,
+    layer: int,
+    heads: Sequence[int],
+    z: Float[Tensor, "pos head d_head"],
+    changed: Float[Tensor, "pos head d_head"],
+) -> Float[Tensor, "copies pos d_model"]:
+    """How the residual stream changes when z of one head after another becomes that of `changed`, the rest frozen."""
+    index = torch.as_tensor(list(heads), dtype=torch.long, device=z.device)
+    delta = einops.einsum(
+        (changed - z)[:, index],
+        _output_weights(model, layer)[index],
+        "pos copies d_head, copies d_head d_model -> copies pos d_model",
+    )
+    norm = attention_norm(model, layer, z)
+    return delta if norm is None else norm.change(delta)
+
+
+@torch.no_grad()
+def require_additive(
+    model: Model, resid: Sequence[Tensor], z: Float[Tensor, "layer pos head d_head"], mlp: Sequence[Tensor]
+) -> None:
+    """Raise InputError unless each block adds what its heads and its MLP write, and nothing else.
+
+    Args:
+        model: the model.
+        resid: the residual stream before each block and behind the last, n_layers + 1 times [pos, d_model].
+        z: of every layer, from the same run.
+        mlp: `hook_mlp_out` of every layer.
+    """
+    for layer in range(model.n_layers):
+        summed = resid[layer] + attention_writes(model, layer, z[layer]) + mlp[layer]
+        gap = float((summed - resid[layer + 1]).abs().max() / resid[layer + 1].abs().max())
+        if not gap <= _limit(model):
+            raise InputError(
+                f"Layer {layer} of {model.identity.architecture} adds to the residual stream more than its heads, "
+                f"biases and MLP (off by {gap:.2g} of its size): direct effects cannot be told exactly here."
+            )
+
+
+def hold_scale(model: Model, name: str, scale: Tensor, rows: Tensor) -> list[tuple[str, HookFunction]]:
+    """Hooks that hold a norm's scale at these positions in a full forward: the slow path of `FrozenNorm`.
+
+    The norm runs live; its output, without the bias, is then brought from its own scale to the one to be held.
+
+    Args:
+        model: the model.
+        name: the norm, such as "ln_final" or "blocks.3.ln1_post".
+        scale: [pos, 1], what its input shall be divided by.
+        rows: the positions.
+    """
+    live: dict[str, Tensor] = {}
+    bias = getattr(_norm(model, name).original_component, "bias", None)
+    offset = 0.0 if bias is None else bias.detach()
+
+    def read(value: Tensor, hook: Any) -> None:
+        live["scale"] = value.detach()
+
+    def rescale(output: Tensor, hook: Any) -> Tensor:
+        edited = output.clone()
+        ratio = (live["scale"][0, rows] / scale).to(output)
+        edited[0, rows] = (output[0, rows] - offset) * ratio + offset
+        return edited
+
+    return [(f"{name}.hook_scale", read), (f"{name}.hook_out", rescale)]
+
+
+def _freeze(model: Model, name: str, norm: Any, x: Tensor) -> FrozenNorm:
+    kept: dict[str, Tensor] = {}
+
+    def keep(scale: Tensor, hook: Any) -> None:
+        kept["scale"] = scale.detach()
+
+    with hooked(model, [(f"{name}.hook_scale", keep)], fires=1):
+        out = norm(x[None])[0]
+    stock = norm.original_component
+    weight, bias = getattr(stock, "weight", None), getattr(stock, "bias", None)
+    gain = torch.ones_like(x[0]) if weight is None else weight.detach()
+    frozen = FrozenNorm(
+        out,
+        kept["scale"][0].to(x),
+        gain + 1 if norm.uses_weight_offset else gain,
+        not norm.uses_rms_norm,
+    )
+    affine = frozen.change(x) + (0.0 if bias is None else bias.detach())
+    gap = float((affine - out).abs().max() / out.abs().max())
+    if not gap <= _limit(model):
+        raise InputError(
+            f"The norm '{name}' of {model.identity.architecture} is not weight times input over scale "
+            f"(off by {gap:.2g} of its size): its scale cannot be frozen."
+        )
+    return frozen
+
+
+def _norm(model: Model, name: str) -> Any:
+    module: Any = model.bridge.get_submodule(name)
+    return module
+
+
+def _attention(model: Model, layer: int, z: Tensor) -> Tensor:
+    """The attention's own output: the sum over heads of z W_O, and the bias."""
+    out = einops.einsum(
+        z, _output_weights(model, layer), "pos head d_head, head d_head d_model -> pos d_model"
+    )
+    bias = model.bridge.blocks[layer].attn.b_O
+    return out if bias is None else out + bias.detach()
+
+
+def _output_weights(model: Model, layer: int) -> Float[Tensor, "head d_head d_model"]:
+    weight: Tensor = model.bridge.blocks[layer].attn.W_O.detach()
+    return weight.reshape(model.n_heads, model.d_head, model.d_model)
+
+
+def _limit(model: Model) -> float:
+    """Rounding at most: transformers takes norms in float32 whatever the dtype."""
+    return max(SUM_LIMITS[model.dtype], SUM_LIMITS[torch.float32])

@@ -1,0 +1,114 @@
+"""Reference means of z for mean ablation, streamed over the token positions of a stated set of sequences."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import einops
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mech.engine.capture import everything_names
+from mech.engine.engine import Engine
+from mech.engine.packed import RowRun, run_row
+from mech.engine.prefix_cache import Trunk
+from mech.engine.trie import Trie, common_prefix
+
+MEAN_NODES = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class MeanZ:
+    """`z` [layer, head, d_head]: the mean over every position of every sequence, each weighing the same.
+
+    Attributes:
+        z: the means.
+        n_positions: how many positions they are over (a shared prefix counts once for each sequence).
+        sha256: hash of the token sequences, the identity of the reference set.
+    """
+
+    z: Float[Tensor, "layer head d_head"]
+    n_positions: int
+    sha256: str
+
+
+@torch.no_grad()
+def mean_z(engine: Engine, sequences: Sequence[Sequence[int]]) -> MeanZ:
+    """Mean z of every head over the positions of these sequences.
+
+    Sequences that begin alike (with one system prompt) are run together, what they share once: two packed forwards for
+    each such family, or one more for every MEAN_NODES tokens behind the shared prefix (attention in a row grows with
+    the square of its length).
+    """
+    model = engine.model
+    total = torch.zeros(
+        model.n_layers, model.n_heads * model.d_head, dtype=torch.float64, device=model.device
+    )
+    for family in _families(sequences):
+        total += _summed(engine, family)
+    n_positions = sum(map(len, sequences))
+    mean = einops.rearrange(
+        total / n_positions, "layer (head d_head) -> layer head d_head", head=model.n_heads
+    )
+    digest = hashlib.sha256(repr([tuple(sequence) for sequence in sequences]).encode()).hexdigest()
+    return MeanZ(mean.to(model.dtype), n_positions, digest)
+
+
+def _summed(engine: Engine, sequences: Sequence[Sequence[int]]) -> Float[Tensor, "layer width"]:
+    """Sum of z over the positions of sequences whose common prefix is run once."""
+    model = engine.model
+    names = everything_names(model, "attn.hook_z")
+    shared = common_prefix(sequences) if len(sequences) > 1 else 0
+    total = torch.zeros(
+        model.n_layers, model.n_heads * model.d_head, dtype=torch.float64, device=model.device
+    )
+    trunk = Trunk((), "clean")
+    parts = [(list(sequences[0][:shared]), [sequences[0][:shared]] * len(sequences))] if shared else []
+    behind = _groups([sequence[shared:] for sequence in sequences])
+    for prefix, paths in [*parts, *((None, group) for group in behind)]:
+        trie = Trie(len(trunk))
+        nodes = [trie.insert(path, [""] * len(path)) for path in paths]
+        if not len(trie):
+            continue
+        run = run_row(model, trie, trunk, keep=names)
+        engine.meter.ran += 1
+        weights = torch.from_numpy(trie.counts(nodes)).to(total)
+        total += torch.stack([_weighted(run, name, weights) for name in names])
+        if prefix is not None:
+            trunk = trunk.extend(prefix, run.keys, run.values)
+    return total
+
+
+def _families(sequences: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
+    """Sequences by what they begin with: each joins the first family with whose first member it shares half of itself.
+
+    All are one family where that is so of all, or where they are short enough to be one row.
+    """
+    if sum(map(len, sequences)) <= MEAN_NODES:
+        return [list(sequences)]
+    families: list[list[Sequence[int]]] = []
+    for sequence in sequences:
+        for family in families:
+            if 2 * common_prefix([family[0], sequence]) >= min(len(family[0]), len(sequence)):
+                family.append(sequence)
+                break
+        else:
+            families.append([sequence])
+    return families
+
+
+def _groups(paths: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
+    """Neighbours together, up to MEAN_NODES tokens a group; one that is longer is alone."""
+    groups: list[list[Sequence[int]]] = [[]]
+    for path in paths:
+        if groups[-1] and sum(map(len, groups[-1])) + len(path) > MEAN_NODES:
+            groups.append([])
+        groups[-1].append(path)
+    return groups
+
+
+def _weighted(run: RowRun, name: str, weights: Float[Tensor, " node"]) -> Float[Tensor, " width"]:
+    return einops.einsum(weights, run.kept[name][0].double(), "node, node width -> width")

@@ -1,0 +1,274 @@
+"""Path patching into keys, the induction circuit's second step: sender heads → keys of receiver heads → the answer.
+
+    a previous-token head writes at position p of the record what stood at p − 1; an induction head's key at p carries
+    it, and the candidate positions, which hold that token, attend to p
+
+    r'(p)  = r(p) + Σ over senders below the receiver of Δ(sender)     Δ: the senders' z replaced
+           (`mech.patching.frozen_norm`)
+    k'     = W_K · norm(r'(p))                                         all other heads and MLPs keep what they wrote
+
+Then the candidate positions are run again over the unchanged context, in which only the receivers' keys at these
+positions are k'. All that lies behind is recomputed. The effect is logp(clean) − logp(patched): how much of the answer
+goes along this path, the necessity (noising) of senders → keys.
+
+Grouped-query heads share their keys. Only the receivers see k' here, not the other query heads of their group
+(`sharing_keys` names those): a receiver's scores are taken from the block run with k', all others from the block run
+with k, before the softmax. `engine.slow` does the same by hooked full forwards. Wang et al. 2022 (arXiv:2211.00593).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mech.engine import packed, reference
+from mech.engine.blocks import RowCache, block_arguments, layout, run_block
+from mech.engine.capture import capture_hooks, everything_names
+from mech.engine.engine import Engine, Run
+from mech.engine.queries import Score
+from mech.engine.sweep import by_layer, require_clean
+from mech.errors import InputError
+from mech.heads import Head, HeadSet
+from mech.interventions.edits import HOOK_NAMES, SCORES_HOOK
+from mech.interventions.hooks import HookFunction, Placement, edit_hooks, hooked
+from mech.interventions.intervention import Edit, Intervention
+from mech.interventions.sites import kv_head_of
+from mech.models.model import Model
+from mech.patching.frozen_norm import head_writes
+
+Keys = dict[int, Tensor]
+"""Layer → keys [pos, kv_head, d_head] as `hook_k` has them: before the key norm and the rotary embedding."""
+
+
+def path_names(model: Model) -> list[str]:
+    """The activations that a run must have kept, at the candidate positions and at those of the path."""
+    return everything_names(model, "hook_resid_pre", "attn.hook_z")
+
+
+def sharing_keys(model: Model, receivers: HeadSet) -> HeadSet:
+    """The query heads that read a receiver's keys and are no receivers; empty without grouped-query attention."""
+    groups = {(head.layer, kv_head_of(model, head)) for head in receivers}
+    return HeadSet(
+        other
+        for layer in receivers.per_layer()
+        for other in (Head(layer, head) for head in range(model.n_heads))
+        if (layer, kv_head_of(model, other)) in groups and other not in receivers
+    )
+
+
+@torch.no_grad()
+def keys_without(
+    model: Model, run: Run, receivers: HeadSet, senders: HeadSet, replacement: Tensor, at: str = "record"
+) -> Keys:
+    """The receivers' keys at a set of positions had the senders written something else there, all else as it was.
+
+    Args:
+        model: the model.
+        run: a run that kept `path_names(model)` at the position set `at`.
+        receivers: query heads; the keys of all key/value heads of their layers are returned.
+        senders: query heads; those of a receiver's own layer and above do not reach its keys.
+        replacement: z in the senders' place, [layer, head, d_head] or [layer, pos, head, d_head]: zero, or the mean
+            over the record's positions of other items.
+        at: a position set of the run.
+
+    Raises:
+        InputError: a head does not exist, no sender stands below a receiver, the replacement has another shape, or the
+            run did not keep what it takes.
+    """
+    model.require_eval_mode()
+    for heads in (receivers, senders):
+        heads.check(model.n_layers, model.n_heads)
+    if not receivers.heads or not senders.heads or senders.heads[0].layer >= receivers.heads[-1].layer:
+        raise InputError(
+            "No sender stands in a layer below a receiver: there is no path from one to the other."
+        )
+    resid, z = (_at(run, model, kind, at) for kind in ("hook_resid_pre", "attn.hook_z"))
+    changed = _replaced(model, torch.stack(z), replacement)
+    delta = torch.zeros_like(resid[0])
+    keys: Keys = {}
+    sending, receiving = senders.per_layer(), receivers.per_layer()
+    for layer in range(receivers.heads[-1].layer + 1):
+        if layer in receiving:
+            keys[layer], _ = _project(model, layer, resid[layer] + delta, range(len(delta)))
+        if layer in sending:
+            delta = delta + head_writes(model, layer, sending[layer], z[layer], changed[layer]).sum(0)
+    return keys
+
+
+@torch.no_grad()
+def patch_keys(
+    engine: Engine, recipient: Run, receivers: HeadSet, keys: Mapping[int, Tensor], positions: Sequence[int]
+) -> Score:
+    """Score the recipient's action with the receivers' keys at these positions replaced, seen by the receivers only.
+
+    Args:
+        engine: its model runs; `engine.slow` takes hooked full forwards.
+        recipient: a clean run that kept `hook_resid_pre`.
+        receivers: the query heads that see the keys, from the candidate positions.
+        keys: layer → [pos, kv_head, d_head], as `keys_without` gives them, for every layer of the receivers.
+        positions: absolute positions of the keys, in the prompt before the first candidate position.
+
+    Raises:
+        InputError: the recipient is not clean, a position lies elsewhere, or keys of another shape.
+    """
+    model = engine.model
+    model.require_eval_mode()
+    require_clean(recipient)
+    receivers.check(model.n_layers, model.n_heads)
+    where = list(positions)
+    end = recipient.query.candidate.start
+    if not where or min(where) < 0 or max(where) >= end or sorted(set(where)) != where:
+        raise InputError(
+            f"Keys are replaced at positions 0-{end - 1} of the prompt, ascending: not at {where}."
+        )
+    for layer in receivers.per_layer():
+        shape = tuple(keys[layer].shape) if layer in keys else None
+        if shape != (len(where), model.n_kv_heads, model.d_head):
+            raise InputError(f"The keys of layer {layer} are {shape}, and not [pos, kv_head, d_head].")
+    run = _slowly if engine.slow else _packed
+    return run(engine, recipient, receivers, keys, where)
+
+
+def patch_path(
+    engine: Engine,
+    recipient: Run,
+    receivers: HeadSet,
+    senders: HeadSet,
+    replacement: Tensor,
+    positions: Sequence[int],
+    at: str = "record",
+) -> Score:
+    """Score the recipient's action with the path senders → the receivers' keys at these positions replaced.
+
+    `positions` are those of the run's position set `at`. Where the replacement is bit for bit what the senders have
+    there, the score is the recipient's own. Arguments and errors as `keys_without` and `patch_keys`.
+    """
+    model = engine.model
+    keys = keys_without(model, recipient, receivers, senders, replacement, at)
+    z = torch.stack(_at(recipient, model, "attn.hook_z", at))
+    changed = _replaced(model, z, replacement)
+    if all(torch.equal(changed[h.layer, :, h.head], z[h.layer, :, h.head]) for h in senders):
+        return recipient.score
+    return patch_keys(engine, recipient, receivers, keys, positions)
+
+
+def _at(run: Run, model: Model, kind: str, at: str) -> list[Tensor]:
+    names = everything_names(model, kind)
+    missing = [name for name in names if name not in run.at.get(at, {})]
+    if missing:
+        raise InputError(
+            f"The run did not keep '{missing[0]}' at its {at} positions: keep path_names(model)."
+        )
+    return [run.at[at][name] for name in names]
+
+
+def _replaced(model: Model, z: Tensor, replacement: Tensor) -> Float[Tensor, "layer pos head d_head"]:
+    wide = replacement[:, None] if replacement.ndim == 3 else replacement
+    if wide.shape not in (z.shape, z[:, :1].shape):
+        raise InputError(
+            f"The senders' replacement is {tuple(replacement.shape)}, and not [layer, head, d_head] with or without "
+            f"an axis of {z.shape[1]} positions behind the first."
+        )
+    return wide.to(z).expand_as(z)
+
+
+def _project(
+    model: Model,
+    layer: int,
+    resid: Float[Tensor, "pos d_model"],
+    positions: Sequence[int],
+    keys: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Keys that a stock block makes of these residual streams: [pos, kv_head, d_head], and as its cache keeps them.
+
+    Args:
+        model: the model.
+        layer: whose block.
+        resid: before the block; its attention sees one position each, and its output is not used.
+        positions: for the rotary embedding, which `hook_k` stands before.
+        keys: put in the place of `hook_k`; only the second result differs then.
+    """
+    depths = torch.as_tensor(list(positions), device=model.device)
+    each_alone = torch.eye(len(depths), dtype=torch.bool, device=model.device)
+    cache = RowCache((), ())
+    arguments = block_arguments(model, layout(model, depths, each_alone, 0), cache)
+    name = HOOK_NAMES["k"].format(layer=layer)
+    kept: dict[str, Tensor] = {}
+    hooks = capture_hooks(model, [name], kept.__setitem__)
+    if keys is not None:
+        rows = torch.arange(len(depths), device=model.device)
+        edits = [Edit("k", layer, head, "candidate", keys[:, head]) for head in range(model.n_kv_heads)]
+        hooks += edit_hooks(model, [Placement(edit, rows) for edit in edits])
+    with hooked(model, hooks, fires=1):
+        run_block(model, layer, resid[None], arguments[layer])
+    return kept[name][0].reshape(len(depths), model.n_kv_heads, model.d_head), cache.keys[layer]
+
+
+def _packed(
+    engine: Engine, recipient: Run, receivers: HeadSet, keys: Mapping[int, Tensor], where: Sequence[int]
+) -> Score:
+    """The candidate nodes over the recipient's trunk, from the first receiver's layer on."""
+    model, query, trunk = engine.model, recipient.query, recipient.trunk
+    resid_pre = by_layer(recipient, model, "hook_resid_pre")
+    depths = torch.tensor(list(query.candidate), device=model.device)
+    seen = torch.ones(len(depths), len(depths), dtype=torch.bool, device=model.device).tril()
+    place = layout(model, depths, seen, len(trunk))
+    receiving = receivers.per_layer()
+    first = min(receiving)
+    row = resid_pre[first][None]
+    for layer in range(first, model.n_layers):
+        hooks: list[tuple[str, HookFunction]] = []
+        if layer in receiving:
+            name = SCORES_HOOK.format(layer=layer)
+            dummy = torch.zeros(len(where), model.d_model, dtype=model.dtype, device=model.device)
+            _, turned = _project(model, layer, dummy, where, keys[layer])
+            other = list(trunk.keys)
+            other[layer] = other[layer].index_copy(2, torch.tensor(where, device=model.device), turned)
+            scores: dict[str, Tensor] = {}
+            arguments = block_arguments(model, place, RowCache(other, trunk.values))
+            with hooked(model, capture_hooks(model, [name], scores.__setitem__), fires=1):
+                run_block(model, layer, row, arguments[layer])
+            hooks = [(name, _overwrite(receiving[layer], slice(None), scores[name][0, receiving[layer]]))]
+        arguments = block_arguments(model, place, RowCache(trunk.keys, trunk.values))
+        with hooked(model, hooks, fires=1):
+            row = run_block(model, layer, row, arguments[layer])
+    engine.meter.ran += 1
+    [score] = packed.read_scores(model, row, [range(len(query.action))], [query.action])
+    return score
+
+
+def _slowly(
+    engine: Engine, recipient: Run, receivers: HeadSet, keys: Mapping[int, Tensor], where: Sequence[int]
+) -> Score:
+    """One full forward a receiver layer, to see its scores with the keys replaced; then one that has them all."""
+    model, query = engine.model, recipient.query
+    rows = slice(query.candidate.start, None)
+    hooks: list[tuple[str, HookFunction]] = []
+    for layer, heads in receivers.per_layer().items():
+        name = SCORES_HOOK.format(layer=layer)
+        values = enumerate(keys[layer].unbind(1))
+        edits = tuple(Edit("k", layer, head, tuple(where), value) for head, value in values)
+        scores: dict[str, Tensor] = {}
+        with hooked(model, [*hooks, *capture_hooks(model, [name], scores.__setitem__)], fires=1):
+            reference.full_forward(model, replace(query, intervention=Intervention(edits)))
+        hooks.append((name, _overwrite(heads, rows, scores[name][0, heads, rows])))
+    with hooked(model, hooks, fires=1):
+        [score] = reference.score(model, [query])
+    engine.meter.ran += len(hooks) + 1
+    return score
+
+
+def _overwrite(heads: Sequence[int], rows: slice, scores: Tensor) -> HookFunction:
+    """A hook that gives these query heads other attention scores [head, row, src_pos] in these rows."""
+
+    def function(activation: Tensor, hook: Any) -> Tensor:
+        edited = activation.clone()
+        edited[0, list(heads), rows] = scores
+        return edited
+
+    return function

@@ -1,0 +1,1 @@
+"""From effects of heads and layers to shares, doses, agreements and circuits."""

@@ -1,0 +1,218 @@
+"""What head sets carry of a difference of two conditions, by several methods, each beside controls of several kinds.
+
+    method     what is changed at the candidate positions               effect (nats)                      direction
+    noise      TO, z of the set from FROM                               L(TO) − L(patched)                 necessity
+    denoise    FROM, z of the set from TO                               L(patched) − L(FROM)               sufficiency
+    mean, mean-role, resample, zero, optimal
+               z of the set replaced, in FROM and in TO                 Δ − Δ under it                     necessity
+    knockout   TO, the set cannot attend to the call in the record      L(TO) − L(cut)                     necessity
+
+    L          any metric of `probes.scoring.contrast`: log p(a×), its margin over the reference, its diverging tokens
+    Δ          L(TO) − L(FROM): Δcopy with pre → neut; with neut_other → neut the part that is the recorded call's own
+    share      Σ effects / Σ Δ over items, both in one metric: a ratio of means
+    excess     share of the set − mean share of its controls, item by item before it is summed; its p:
+               `probes.stats.bootstrap`
+    percentile of 100 controls, how many carry less than the set;  p = (b + 1) / (m + 1), b of m carry as much or more
+    draw_sd    resample: SD over draws of the share that one draw of every item gives; an item's effect is the mean over
+               draws in an order of donors of its own: the interval over items holds the variance of the draws, not
+               that of the reference set which all are from. Controls take fewer draws: excess, percentile and p compare
+               them with the selected set under the same first draws
+
+Controls of kind random, norm, damage and direction are drawn: their mean, extremes, p and percentile. Of
+previous_token, sink and complement there is one set: its share (control_mean) with its interval (control_lo,
+control_hi), and no p.
+
+Off target, under the same change: the reference action's log-probability, and Δsem (what the mark of failure does).
+Denoising and noising: Heimersheim & Nanda 2024 (arXiv:2404.15255); knockout: Geva et al. 2023 (arXiv:2304.14767);
+optimal: Li & Janson 2024 (arXiv:2409.09951); p: Phipson & Smyth 2010. Clusters as in `probes.stats.bootstrap`. All
+rows are of one model.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from mech.errors import InputError
+from probes.effects.dose import CONTROLS as CONTROL_KINDS
+from probes.effects.dose import SINGLE_CONTROLS, among
+from probes.effects.shares import MIN_DELTA, by_item, rectangle, require
+from probes.stats.bootstrap import (
+    N_DRAWS,
+    Interval,
+    RngFactory,
+    cluster_bootstrap,
+    cluster_ratios,
+    equivalent,
+)
+
+ABLATIONS = ("mean", "mean-role", "resample", "zero", "optimal")
+METHODS = ("noise", "denoise", *ABLATIONS, "knockout")
+NECESSITY = ("noise", *ABLATIONS, "knockout")
+CARRIED = (
+    *(
+        "env",
+        "from",
+        "to",
+        "metric",
+        "method",
+        "direction",
+        "set",
+        "k",
+        "share",
+        "ci_lo",
+        "ci_hi",
+        "effect_nats",
+    ),
+    *("controls", "n_controls", "control_mean", "control_lo", "control_hi", "percentile", "p"),
+    *("excess", "excess_lo", "excess_hi", "excess_p", "n_draws", "draw_sd", "n", "n_clusters"),
+)
+OFF_TARGET = (
+    *("env", "from", "to", "method", "set", "k", "quantity", "whole", "under", "change", "ci_lo", "ci_hi"),
+    *("delta", "equivalent", "n", "n_clusters"),
+)
+_PAIR = ("from", "to")
+_ROW = ("env", *_PAIR, "metric", "item_id", "task_id", "method", "set", "kind", "k", "effect_nats", "delta")
+_OFF = ("env", *_PAIR, "item_id", "task_id", "method", "set", "k", "quantity", "whole", "under")
+
+
+def carried(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> pd.DataFrame:
+    """The share that each selected set carries by each method, beside its controls of each kind.
+
+    Args:
+        rows: env, from, to, metric, item_id, task_id, method, set, kind (selected, or a kind of control), k,
+            effect_nats and delta (the item's TO − FROM in this metric): one row an item, pair, metric, method and set;
+            every set on every item of its environment. `draws`, where it is a column: the effects of single draws, or
+            nothing; `paired_nats`, likewise: the effect that the controls of a selected set are compared with (under
+            the draws that they took), in place of effect_nats.
+        rng_for: gives the streams `carried/ENV/FROM>TO/METHOD`, the same for all metrics.
+        n_draws: bootstrap draws.
+
+    Returns:
+        The columns of CARRIED, one row a pair, metric, method, selected set and kind of control. Shares are NaN where
+        the mean |delta| is too small to divide by.
+
+    Raises:
+        InputError: a column or number is missing, a row stands twice, a set lacks an item.
+    """
+    require(rows, _ROW, [*_PAIR, "metric", "item_id", "method", "set"])
+    lines = []
+    keys = ["env", *_PAIR, "method", "metric"]
+    for (env, low, high, method, metric), group in rows.groupby(keys, sort=False):
+        effects = rectangle(group, ["kind", "set", "k"], "effect_nats")
+        paired = effects
+        if "paired_nats" in group.columns:
+            paired = rectangle(group, ["kind", "set", "k"], "paired_nats")
+        items = by_item(group, effects.index)
+        rng = rng_for(f"carried/{env}/{low}>{high}/{method}")
+        direction = "necessity" if method in NECESSITY else "sufficiency"
+        spread = _draw_spread(group, float(items["delta"].sum()))
+        for cells in _of_method(effects, paired, items, spread, rng, n_draws):
+            lines.append((env, low, high, metric, method, direction, *cells))
+    return pd.DataFrame(lines, columns=list(CARRIED))
+
+
+def _draw_spread(group: pd.DataFrame, delta: float) -> dict[str, tuple[int, float]]:
+    """Set → number of draws, and the SD over draws of the share that one draw of every item gives."""
+    if "draws" not in group.columns:
+        return {}
+    found = {}
+    several = group[[isinstance(one, list | tuple) for one in group["draws"]]]
+    for label, rows in several.groupby("set"):
+        counts = {len(one) for one in rows["draws"]}
+        if len(counts) > 1:
+            raise InputError(
+                f"The items have {min(counts)} to {max(counts)} draws of {label}: finish the run."
+            )
+        shares = np.array(rows["draws"].tolist(), dtype=float).sum(axis=0) / delta
+        found[str(label)] = (counts.pop(), float(shares.std(ddof=1)))
+    return found
+
+
+def _of_method(
+    effects: pd.DataFrame,
+    paired: pd.DataFrame,
+    items: pd.DataFrame,
+    spread: dict[str, tuple[int, float]],
+    rng: np.random.Generator,
+    n_draws: int,
+) -> list[tuple[object, ...]]:
+    """One method in one environment: the cells behind `direction`, all from the same bootstrap draws."""
+    delta = items["delta"].to_numpy(float)
+    small = abs(float(delta.mean())) < MIN_DELTA
+    selected = [column for column in effects.columns if column[0] == "selected"]
+    pairs = []
+    for column in selected:
+        kinds = [kind for kind in CONTROL_KINDS if _controls(effects, kind, column)]
+        pairs += [(column, kind) for kind in kinds or [""]]
+    columns: list[np.ndarray] = []
+    for column, kind in pairs:
+        own = effects[column].to_numpy(float)
+        against = effects[_controls(effects, kind, column)].to_numpy(float)
+        mean = against.mean(axis=1) if against.size else np.full_like(own, math.nan)
+        columns += [own, paired[column].to_numpy(float) - mean, mean]
+    over = np.repeat(delta[:, None], len(columns), axis=1)
+    found = cluster_ratios(np.stack(columns, axis=1), over, items["task_id"], rng, n_draws)
+    lines: list[tuple[object, ...]] = []
+    for index, (column, kind) in enumerate(pairs):
+        share, excess, beside = found[3 * index : 3 * index + 3]
+        against = effects[_controls(effects, kind, column)].to_numpy(float)
+        shares = against.sum(axis=0) / delta.sum() if not small else np.array([])
+        if kind in SINGLE_CONTROLS:
+            cells = (len(shares), *_cells(beside, small), math.nan, math.nan)
+        else:
+            compared = float(paired[column].sum() / delta.sum()) if not small else math.nan
+            mean, low, high, m, p, percentile = among(compared, shares)
+            cells = (m, mean, low, high, percentile, p)
+        undefined = small or not kind
+        label, k = column[1], int(column[2])
+        n_of, sd = spread.get(label, (1, math.nan))
+        lines.append(
+            (label, k, *_cells(share, small), float(effects[column].mean()), kind, *cells)
+            + (*_cells(excess, undefined), math.nan if undefined else excess.p)
+            + (n_of, math.nan if small else sd, share.n, share.n_clusters)
+        )
+    return lines
+
+
+def _controls(effects: pd.DataFrame, kind: str, column: tuple[str, str, int]) -> list[tuple[str, str, int]]:
+    """The controls of one kind drawn for a selected set: labelled after it, as `top16/random3`."""
+    return [one for one in effects.columns if one[0] == kind and one[1].startswith(f"{column[1]}/")]
+
+
+def _cells(share: Interval, undefined: bool) -> tuple[float, float, float]:
+    return (math.nan,) * 3 if undefined else (share.mean, share.lo, share.hi)
+
+
+def off_target(rows: pd.DataFrame, delta: float, rng_for: RngFactory, n_draws: int = N_DRAWS) -> pd.DataFrame:
+    """What a change that removes Δ does to what it should leave alone, with an equivalence bound.
+
+    Args:
+        rows: env, from, to, item_id, task_id, method, set, k, quantity (reference | sem), whole and under (nats).
+        delta: nats; a change whose whole interval lies inside ±delta counts as none.
+        rng_for: gives the streams `off target/ENV/FROM>TO/METHOD/SET/QUANTITY`.
+        n_draws: bootstrap draws.
+
+    Returns:
+        The columns of OFF_TARGET: means over items, and the mean paired change with its interval.
+
+    Raises:
+        InputError: a column or number is missing, a row stands twice, or delta is not above 0.
+    """
+    require(rows, _OFF, [*_PAIR, "item_id", "method", "set", "quantity"])
+    if not delta > 0:
+        raise InputError("The bound of an equivalence is above 0.")
+    lines = []
+    keys = ["env", *_PAIR, "method", "set", "quantity"]
+    for (env, low, high, method, label, quantity), group in rows.groupby(keys, sort=False):
+        rng = rng_for(f"off target/{env}/{low}>{high}/{method}/{label}/{quantity}")
+        change = (group["under"] - group["whole"]).to_numpy(float)
+        found = cluster_bootstrap(change, group["task_id"], rng, n_draws)
+        means = (float(group["whole"].mean()), float(group["under"].mean()))
+        lines.append(
+            (env, low, high, method, label, int(group["k"].iloc[0]), quantity, *means)
+            + (found.mean, found.lo, found.hi, delta, equivalent(found, delta), found.n, found.n_clusters)
+        )
+    return pd.DataFrame(lines, columns=list(OFF_TARGET))

@@ -1,0 +1,291 @@
+"""Screening by attribution: do first-order estimates pick the heads that exact patching would, and what do they miss?
+
+Units (heads or MLPs, `probes.effects.attributed`) are ranked by magnitude, since heads that hold copying back are to
+be found as well; ties go to the lower layer, then head.
+
+    spearman               rank correlation of exact effect and estimate (signed, ties at their mean rank)
+    spearman_within_layer  the same within each layer, pooled (`probes.stats.ranks.layer_spearman`): of heads alone
+    recall@k               of the k units of largest exact effect, the share that is among the k of largest estimate
+    reliability            of the exact effects with themselves: one half of the tasks with the other, mean over splits
+                           and their range; `reliability_within_layer` likewise: estimates cannot be expected to agree
+                           with effects better than these agree with themselves
+    screen of s            only the s units of largest estimate are patched exactly; it misses the others
+
+Each statistic is taken per item (scope item: mean over items) and of effects and estimates averaged over items (scope
+pooled: the ranking that a study reports). `with` says what the agreement is with. Intervals: 95 %, tasks drawn with
+their items (`probes.stats.bootstrap`), from six tasks on; pooled statistics are taken anew in each draw, and lean
+towards lower agreement, as draws add noise to ranks. What a screen misses is known only where everything was patched:
+for other items it is a forecast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int
+
+from mech.errors import InputError
+from mech.heads import HeadSet
+from mech.patching.attribution import Attribution
+from probes.effects.agreed_with import AGREED_WITH, UNITS, Target
+from probes.effects.attributed import Table, tables, typed
+from probes.stats.bootstrap import (
+    N_DRAWS,
+    Interval,
+    RngFactory,
+    cluster_bootstrap,
+    cluster_codes,
+    cluster_ratios,
+    draw_clusters,
+    percentile_ends,
+)
+from probes.stats.halves import ranking_reliability
+from probes.stats.ranks import layer_spearman, places, ratio, recall, spearman
+
+SCREENING = (
+    *("site", "direction", "scope", "statistic", "k", "estimate", "ci_lo", "ci_hi"),
+    *("n", "n_clusters", "n_units", *AGREED_WITH),
+)
+NEGATIVES = (
+    *("site", "direction", "scope", "item_id", "layer", "head"),
+    *("effect_nats", "estimate_nats", "exact_rank", "estimate_rank"),
+)
+MISSES = (
+    *("site", "direction", "screen", "quantity", "k", "mean", "ci_lo", "ci_hi", "worst"),
+    *("n", "n_clusters"),
+)
+TOP = (4, 8, 16, 32)
+
+_NO_K = 0  # of what takes all units
+
+
+def screened(attribution: Attribution, k: int) -> HeadSet:
+    """The k heads of largest estimate by magnitude: those to patch exactly.
+
+    Raises:
+        InputError: fewer than k heads were attributed, or k < 1.
+    """
+    if not 1 <= k <= len(attribution.heads):
+        raise InputError(f"A screen of {k} heads is asked for, and {len(attribution.heads)} were attributed.")
+    ordered = sorted(attribution.heads, key=lambda head: (-abs(attribution.heads[head]), head))
+    return HeadSet(ordered[:k])
+
+
+def agreement(
+    rows: pd.DataFrame, rng_for: RngFactory, top: Sequence[int] = TOP, n_draws: int = N_DRAWS
+) -> pd.DataFrame:
+    """Spearman and recall@k of the screen against the exact sweep, per item and pooled, with intervals.
+
+    Args:
+        rows: the columns of `probes.effects.attributed.ATTRIBUTION`; every item of a site and direction has
+            the same units.
+        rng_for: gives the streams `screening/SITE/DIRECTION/item/STATISTIC`, `screening/SITE/DIRECTION/pooled` and
+            `reliability/SITE/DIRECTION`.
+        top: the k of recall; those that are not fewer than the units are left out, as recall is then 1.
+        n_draws: bootstrap draws.
+
+    Returns:
+        The columns of SCREENING: k is NaN but for recall, n counts items, n_clusters tasks. An interval is NaN with
+        fewer than six clusters, or where a statistic is undefined (Spearman where all units are equal); in the lines of
+        a reliability stands the range of the splits in its place.
+
+    Raises:
+        InputError: a column or number is missing, a row stands twice, items have unequal units.
+    """
+    lines = []
+    for table in tables(rows):
+        key, name = (table.site, table.direction), f"screening/{table.site}/{table.direction}"
+        counts = (len(table.exact), table.tasks.nunique(), table.exact.shape[1])
+        target = Target.of(table.direction, table.exact, table.deltas, UNITS[table.site])
+        layers = _layers(table)
+        per_item = _statistics(table.exact.to_numpy(float), table.guess.to_numpy(float), top, layers)
+        for (statistic, k), values in per_item.items():
+            rng = rng_for(f"{name}/item/{statistic}{k or ''}")
+            found = cluster_bootstrap(values, table.tasks, rng, n_draws)
+            cells = (found.mean, found.lo, found.hi, *counts)
+            lines.append((*key, "item", statistic, k, *cells, *target.cells()))
+        pooled = _pooled(table, top, rng_for(f"{name}/pooled"), n_draws)
+        lines += [
+            (*key, "pooled", statistic, k, *ends, *counts, *target.cells())
+            for (statistic, k), ends in pooled.items()
+        ]
+        sums = _cluster_sums(table.exact, table.tasks)
+        splits = ranking_reliability(sums, rng_for(f"reliability/{table.site}/{table.direction}"), layers)
+        for (statistic, _), one in splits.items():
+            name = statistic.replace("spearman", "reliability")
+            cells = (one.mean, one.lowest, one.highest, *counts)
+            lines.append((*key, "pooled", name, _NO_K, *cells, *target.cells(half=True)))
+    return _without_zero(pd.DataFrame(lines, columns=list(SCREENING)))
+
+
+def false_negatives(rows: pd.DataFrame, k: int, screen: int) -> pd.DataFrame:
+    """The units among the exact top k that a screen of `screen` leaves out, by name.
+
+    Args:
+        rows: as `agreement`.
+        k: how many units of largest exact effect are looked for.
+        screen: how many units of largest estimate are kept.
+
+    Returns:
+        The columns of NEGATIVES, ranks from 1; item_id is empty in the scope pooled, whose effects are means over
+        items. Largest exact effect first.
+
+    Raises:
+        InputError: as `agreement`, or k or screen is below 1.
+    """
+    _require_positive(k, "top")
+    _require_positive(screen, "screen")
+    lines: list[tuple[Any, ...]] = []
+    for table in tables(rows):
+        items: list[str | None] = list(table.exact.index)
+        lines += _missed("item", items, table, table.exact, table.guess, k, screen)
+        means = (table.exact.mean().to_frame().T, table.guess.mean().to_frame().T)
+        lines += _missed("pooled", [None], table, *means, k, screen)
+    return typed(pd.DataFrame(lines, columns=list(NEGATIVES)))
+
+
+def _missed(
+    scope: str,
+    items: Sequence[str | None],
+    table: Table,
+    exact: pd.DataFrame,
+    guess: pd.DataFrame,
+    k: int,
+    screen: int,
+) -> Iterator[tuple[Any, ...]]:
+    """The lines of NEGATIVES of one scope: per item, largest exact effect first."""
+    ours, theirs = exact.to_numpy(float), guess.to_numpy(float)
+    rank, estimate_rank = places(ours) + 1, places(theirs) + 1
+    missed = np.argwhere((rank <= k) & (estimate_rank > screen)).tolist()
+    for row, column in sorted(missed, key=lambda at: (at[0], rank[at[0], at[1]])):
+        at = row, column
+        about = (table.site, table.direction, scope, items[row], *exact.columns[column])
+        yield (*about, ours[at], theirs[at], int(rank[at]), int(estimate_rank[at]))
+
+
+def misses(
+    rows: pd.DataFrame, screen: int, rng_for: RngFactory, top: Sequence[int] = TOP, n_draws: int = N_DRAWS
+) -> pd.DataFrame:
+    """What a screen of this size can miss, measured on items where every unit was patched as well.
+
+    Args:
+        rows: as `agreement`; those of one screen size for each site.
+        screen: how many units of largest estimate an item's screen keeps.
+        rng_for: gives the streams `misses/SITE/DIRECTION/QUANTITY`.
+        top: the k of `missed_top`; those above the number of units are left out.
+        n_draws: bootstrap draws.
+
+    Returns:
+        The columns of MISSES, per site and direction (screen is at most the number of units):
+        missed_top: how many of an item's exact top k are left out (k gives the k); worst: the most in any item;
+        largest_nats: the largest |effect| left out of an item; worst: the largest of all;
+        magnitude_share: Σ |effect| left out / Σ |effect|, a ratio of sums over items; worst: of one item.
+
+    Raises:
+        InputError: as `agreement`, or screen is below 1.
+    """
+    _require_positive(screen, "screen")
+    lines: list[tuple[Any, ...]] = []
+    for table in tables(rows):
+        exact, tasks, size = table.exact.to_numpy(float), table.tasks, table.exact.shape[1]
+        left_out = places(table.guess.to_numpy(float)) >= screen
+        effects, gone = np.abs(exact), np.where(left_out, np.abs(exact), 0.0)
+        key, name = (table.site, table.direction, min(screen, size)), f"misses/{table.site}/{table.direction}"
+        for k in [k for k in top if k <= size]:
+            counts = (left_out & (places(exact) < k)).sum(axis=1).astype(float)
+            found = cluster_bootstrap(counts, tasks, rng_for(f"{name}/missed_top{k}"), n_draws)
+            lines.append((*key, "missed_top", k, *_cells(found, counts)))
+        largest = gone.max(axis=1)
+        found = cluster_bootstrap(largest, tasks, rng_for(f"{name}/largest_nats"), n_draws)
+        lines.append((*key, "largest_nats", _NO_K, *_cells(found, largest)))
+        sums = gone.sum(axis=1, keepdims=True), effects.sum(axis=1, keepdims=True)
+        [found] = cluster_ratios(*sums, tasks, rng_for(f"{name}/magnitude_share"), n_draws)
+        lines.append((*key, "magnitude_share", _NO_K, *_cells(found, ratio(*sums)[:, 0])))
+    return _without_zero(pd.DataFrame(lines, columns=list(MISSES)))
+
+
+def miss_sentence(table: pd.DataFrame, site: str, direction: str, k: int = 16) -> str:
+    """What `misses` says of one site and direction, as a sentence to print beside a screened run.
+
+    Raises:
+        InputError: the table has no such site and direction, or no such k.
+    """
+    part = table[(table["site"] == site) & (table["direction"] == direction)]
+    lines = {
+        quantity: part[
+            (part["quantity"] == quantity) & ((part["k"] == k) if quantity == "missed_top" else True)
+        ]
+        for quantity in ("missed_top", "largest_nats", "magnitude_share")
+    }
+    empty = [name for name, found in lines.items() if found.empty]
+    if empty:
+        raise InputError(f"What the screen misses is not known for {site}, {direction}, top {k}.")
+    top, largest, share = (found.iloc[0] for found in lines.values())
+    units = "heads" if site == "z" else "MLPs"
+    return (
+        f"{direction}: on {top['n']} fully patched items a screen of {top['screen']} {units} left out "
+        f"{top['mean']:.1f} of the exact top {k} (at most {top['worst']:.0f}), effects of up to "
+        f"{largest['worst']:.2f} nats and {100 * share['mean']:.0f} % of all effects by magnitude."
+    )
+
+
+def _require_positive(value: int, name: str) -> None:
+    if value < 1:
+        raise InputError(f"The size of the {name} must be at least 1, not {value}.")
+
+
+def _without_zero(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with an empty k for what takes all units."""
+    return table.assign(k=table["k"].where(table["k"] != _NO_K).astype("Int64"))
+
+
+def _statistics(
+    exact: Float[np.ndarray, "row unit"],
+    guess: Float[np.ndarray, "row unit"],
+    top: Sequence[int],
+    layers: Int[np.ndarray, " unit"] | None,
+) -> dict[tuple[str, int], Float[np.ndarray, " row"]]:
+    """(statistic, k) → its value in each row."""
+    sizes = [k for k in top if 1 <= k < exact.shape[1]]
+    found = {("spearman", _NO_K): spearman(exact, guess)}
+    if layers is not None:
+        found["spearman_within_layer", _NO_K] = layer_spearman(exact, guess, layers)
+    return {**found, **{("recall", k): recall(exact, guess, k) for k in sizes}}
+
+
+def _layers(table: Table) -> Int[np.ndarray, " unit"] | None:
+    """Each unit's layer; None of MLPs, of which a layer has one."""
+    if table.site != "z":
+        return None
+    return table.exact.columns.get_level_values("layer").to_numpy(int)
+
+
+def _cluster_sums(values: pd.DataFrame, tasks: pd.Series) -> Float[np.ndarray, "cluster unit"]:
+    codes, n_clusters = cluster_codes(tasks, len(values))
+    sums = np.zeros((n_clusters, values.shape[1]))
+    np.add.at(sums, codes, values.to_numpy(float))
+    return sums
+
+
+def _pooled(
+    table: Table, top: Sequence[int], rng: np.random.Generator, n_draws: int
+) -> dict[tuple[str, int], tuple[float, float, float]]:
+    """Statistics of the means over items, with the ends of their intervals."""
+    exact, guess = (_cluster_sums(values, table.tasks) for values in (table.exact, table.guess))
+    n_clusters, layers = len(exact), _layers(table)
+    taken = draw_clusters(n_clusters, rng, n_draws)
+    # Sums rank units as means do: every unit has the same items in a draw.
+    found = _statistics(exact.sum(axis=0)[None], guess.sum(axis=0)[None], top, layers)
+    drawn = _statistics(taken @ exact, taken @ guess, top, layers)
+    return {
+        key: (float(values[0]), *percentile_ends(drawn[key], n_clusters)) for key, values in found.items()
+    }
+
+
+def _cells(
+    found: Interval, values: Float[np.ndarray, " item"]
+) -> tuple[float, float, float, float, int, int]:
+    return found.mean, found.lo, found.hi, float(np.max(values)), found.n, found.n_clusters

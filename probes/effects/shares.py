@@ -1,0 +1,215 @@
+"""From patched heads to shares of a difference (Δcopy, Δsem), and what heads do together and not one by one.
+
+    share of a head        Σ effects / Σ delta over items: a ratio of means, so that items whose delta is
+                           near zero do not blow it up, as they would a mean of ratios
+    redundancy of a set    joint effect − Σ of its heads' single effects, per item; in noising it is
+                           positive where heads stand in for each other
+
+Shares are NaN, and flagged, where the delta is too small to divide by. Intervals: `probes.stats.bootstrap`, with tasks
+as clusters. All rows are of one model and one environment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from mech.errors import InputError
+from probes.stats.bootstrap import N_DRAWS, Interval, RngFactory, cluster_ratios
+
+EFFECTS = ("item_id", "direction", "layer", "head", "effect_nats", "share")
+DIRECTIONS = ("noise", "denoise")
+SHARE_CELLS = ("share", "ci_lo", "ci_hi", "effect_nats", "n", "n_clusters", "flagged")
+MIN_DELTA = 0.01  # nats; the engine is exact to 2e-4, which is then 2 % of a share
+
+_PATCH = ("item_id", "task_id", "direction", "layer", "head", "effect_nats", "delta")
+
+
+def item_shares(rows: pd.DataFrame, min_delta: float = MIN_DELTA) -> pd.DataFrame:
+    """Each patched item and head, with its share of the item's own delta.
+
+    Args:
+        rows: item_id, task_id, direction (noise | denoise), layer, head, effect_nats and delta (the
+            difference the effect is a share of, such as the item's Δcopy), in nats. With a column
+            `set`, rows that name one are joint patches, and layer and head are empty there.
+        min_delta: |delta| below this is too small to divide by.
+
+    Returns:
+        The columns of `EFFECTS` (and `set`, if given); share is NaN where |delta| < min_delta.
+
+    Raises:
+        InputError: a column or number is missing, a patch stands twice, or an item has two deltas.
+    """
+    _check_patch(rows)
+    shares = rows.assign(share=rows["effect_nats"] / rows["delta"].where(rows["delta"].abs() >= min_delta))
+    extra = ["set"] if "set" in rows.columns else []
+    return shares[[*EFFECTS, *extra]].astype({"layer": "Int64", "head": "Int64"}).reset_index(drop=True)
+
+
+def head_shares(
+    rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS, min_delta: float = MIN_DELTA
+) -> pd.DataFrame:
+    """Each head's share of the mean delta, with its cluster interval.
+
+    Args:
+        rows: as `item_shares`; joint patches are left aside.
+        rng_for: gives the streams `share/noise` and `share/denoise`; all heads see the same draws.
+        n_draws: bootstrap draws.
+        min_delta: a mean |delta| below this is too small to divide by.
+
+    Returns:
+        direction, layer, head, share, ci_lo, ci_hi, effect_nats (mean), n, n_clusters, flagged.
+
+    Raises:
+        InputError: as `item_shares`, or the heads of a direction were patched on different items.
+    """
+    _check_patch(rows)
+    single = rows[~_is_joint(rows)]
+    lines = []
+    for direction, group in single.groupby("direction", sort=True):
+        effects = rectangle(group, ["layer", "head"], "effect_nats")
+        items = by_item(group, effects.index)
+        deltas = np.repeat(items["delta"].to_numpy(float)[:, None], effects.shape[1], axis=1)
+        shares = cluster_ratios(
+            effects.to_numpy(float), deltas, items["task_id"], rng_for(f"share/{direction}"), n_draws
+        )
+        small = abs(float(items["delta"].mean())) < min_delta
+        for (layer, head), share, effect in zip(effects.columns, shares, effects.mean(), strict=True):
+            lines.append((direction, int(layer), int(head), *share_cells(share, small, float(effect))))
+    return pd.DataFrame(lines, columns=["direction", "layer", "head", *SHARE_CELLS])
+
+
+def redundancy(
+    rows: pd.DataFrame,
+    members: Mapping[str, Sequence[tuple[int, int]]],
+    rng_for: RngFactory,
+    n_draws: int = N_DRAWS,
+    min_delta: float = MIN_DELTA,
+) -> pd.DataFrame:
+    """What the heads of a set do together and not one by one.
+
+    Args:
+        rows: as `item_shares`, with a column `set`: joint patches, and single patches of their heads.
+        members: set label → its (layer, head) pairs.
+        rng_for: gives the streams `redundancy/DIRECTION/SET` and `joint/DIRECTION/SET`.
+        n_draws: bootstrap draws.
+        min_delta: a mean |delta| below this is too small to divide by.
+
+    Returns:
+        direction, set, joint_share of the mean delta with its interval share_lo, share_hi (NaN where the delta
+        is small), joint_nats, singles_nats (sum of single effects), redundancy_nats with its interval ci_lo,
+        ci_hi, n, n_clusters: means over items.
+
+    Raises:
+        InputError: as `item_shares`; a set has no member list, or a head was not patched alone on its items.
+    """
+    _check_patch(rows)
+    joint_rows = rows[_is_joint(rows)]
+    lines = []
+    for (direction, label), group in joint_rows.groupby(["direction", "set"], sort=True):
+        if label not in members:
+            raise InputError(f"The heads of the set '{label}' are not given.")
+        joint = group.set_index("item_id")["effect_nats"].sort_index()
+        alone = rows[(rows["direction"] == direction) & ~_is_joint(rows)]
+        singles = _sum_of_singles(alone, members[label], joint.index)
+        items = by_item(group, joint.index)
+        gap = (joint - singles).to_numpy(float)[:, None]
+        rng = rng_for(f"redundancy/{direction}/{label}")
+        found = cluster_ratios(gap, np.ones_like(gap), items["task_id"], rng, n_draws)[0]
+        deltas = items["delta"].to_numpy(float)[:, None]
+        effects = joint.to_numpy(float)[:, None]
+        share = cluster_ratios(
+            effects, deltas, items["task_id"], rng_for(f"joint/{direction}/{label}"), n_draws
+        )[0]
+        small = abs(float(deltas.mean())) < min_delta
+        shares = (math.nan,) * 3 if small else (share.mean, share.lo, share.hi)
+        cells = (float(joint.mean()), float(singles.mean()), found.mean, found.lo, found.hi)
+        lines.append((direction, label, *shares, *cells, found.n, found.n_clusters))
+    cells_of = [
+        "joint_share",
+        "share_lo",
+        "share_hi",
+        "joint_nats",
+        "singles_nats",
+        "redundancy_nats",
+        "ci_lo",
+        "ci_hi",
+    ]
+    return pd.DataFrame(lines, columns=["direction", "set", *cells_of, "n", "n_clusters"])
+
+
+def share_cells(share: Interval, small: bool, effect: float) -> tuple[float | int | bool, ...]:
+    """The cells of `SHARE_CELLS`: NaN in place of a share whose denominator is too small."""
+    values = (math.nan,) * 3 if small else (share.mean, share.lo, share.hi)
+    return (*values, effect, share.n, share.n_clusters, small or share.degenerate)
+
+
+def rectangle(rows: pd.DataFrame, columns: list[str], value: str) -> pd.DataFrame:
+    """Items down (sorted), `columns` across (sorted); only equal items can be compared.
+
+    Raises:
+        InputError: a cell is empty; the sentence names the first.
+    """
+    table = rows.pivot(index="item_id", columns=columns, values=value).sort_index(axis=1)
+    empty = table.isna()
+    if empty.to_numpy().any():
+        column = empty.any().idxmax()
+        item = empty[column].idxmax()
+        place = ", ".join(f"{name} {key}" for name, key in zip(columns, column, strict=True))
+        raise InputError(f"Item {item} has no {value} for {place}, and others have: finish the run first.")
+    return table
+
+
+def by_item(rows: pd.DataFrame, items: pd.Index) -> pd.DataFrame:
+    """What belongs to the item and not to the patch (task_id, delta), in the order of `items`."""
+    return rows.drop_duplicates("item_id").set_index("item_id").loc[items]
+
+
+def require(rows: pd.DataFrame, columns: Sequence[str], once: Sequence[str]) -> None:
+    """Raise InputError unless all columns are there and filled, and no combination of `once` stands twice."""
+    missing = [column for column in columns if column not in rows.columns]
+    if missing:
+        raise InputError(f"The rows lack the columns {', '.join(missing)}.")
+    for column in columns:
+        if rows[column].isna().any():
+            raise InputError(
+                f"The row of item {rows.loc[rows[column].isna(), 'item_id'].iloc[0]} has no {column}."
+            )
+    doubled = rows.duplicated(list(once))
+    if doubled.any():
+        first = rows.loc[doubled, list(once)].iloc[0]
+        raise InputError(f"A row stands twice: {', '.join(f'{name} {key}' for name, key in first.items())}.")
+
+
+def _is_joint(rows: pd.DataFrame) -> pd.Series:
+    """Which rows are patches of a named set."""
+    if "set" not in rows.columns:
+        return pd.Series(False, index=rows.index)
+    return rows["set"].notna() & (rows["set"] != "")
+
+
+def _check_patch(rows: pd.DataFrame) -> None:
+    """Refuse patch rows that could only give wrong shares."""
+    extra = ["set"] if "set" in rows.columns else []
+    heads = ["layer", "head"]
+    require(rows, [c for c in _PATCH if c not in heads], ["item_id", "direction", *heads, *extra])
+    require(rows[~_is_joint(rows)], heads, ["item_id", "direction", *heads])
+    unknown = rows.loc[~rows["direction"].isin(DIRECTIONS), "direction"]
+    if len(unknown):
+        raise InputError(f"'{unknown.iloc[0]}' is not a direction: write noise or denoise.")
+    deltas = rows.groupby(["item_id", "direction"])["delta"].agg(["min", "max"])
+    mixed = deltas.index[deltas["min"] != deltas["max"]]
+    if len(mixed):
+        raise InputError(f"Item {mixed[0][0]} has two deltas under {mixed[0][1]}.")
+
+
+def _sum_of_singles(alone: pd.DataFrame, heads: Sequence[tuple[int, int]], items: pd.Index) -> pd.Series:
+    """Sum over a set's heads of what each does when patched alone, per item."""
+    table = alone.pivot(index="item_id", columns=["layer", "head"], values="effect_nats").reindex(items)
+    for layer, head in heads:
+        if (layer, head) not in table.columns or table[(layer, head)].isna().any():
+            raise InputError(f"L{layer}H{head} was not patched alone on every item of its set.")
+    return table[list(heads)].sum(axis=1)

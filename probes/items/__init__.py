@@ -1,0 +1,1 @@
+"""Decision points: what they are, and where they come from."""

@@ -1,0 +1,1 @@
+"""From score rows to G, Δcopy, Δsem and their tables; no model."""

@@ -1,0 +1,147 @@
+"""Measures split by what the items are: operator, error family, template, step, and whether the error quotes a×.
+
+    by              level
+    operator        how the action was made wrong
+    error_type      the family of the error it met
+    template        the kind of task
+    step            how many successful steps stand before it
+    quotes_source   whether the error text quotes a line of the submission (true | false)
+
+A cell is one level of one split, of one measure, model and environment. Cells of fewer than three items are left out
+and listed by `small_cells`; a cell of one task has a mean and no interval (NaN). Splits are read one at a time: an
+operator and its error family name nearly the same items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mech.errors import InputError
+from probes.effects.shares import require
+from probes.stats.bootstrap import N_DRAWS, RATE, RngFactory, cluster_bootstrap
+from probes.stats.families import null_is_zero
+
+BREAKDOWN = ("model", "env", "by", "level", "measure", "mean", "ci_lo", "ci_hi", "n", "n_clusters")
+SMALL_CELLS = ("model", "env", "by", "level", "measure", "n")
+SPLITS = {
+    "operator": "operator",
+    "error_type": "error_type",
+    "template": "template",
+    "step": "step_index",
+    "quotes_source": "quotes_source",
+}
+"""Name of a split → the attribute of an item that it reads."""
+MEASURES = ("G", "copy", "sem", "p_repeat_fail")
+MIN_ITEMS = 3  # a mean of fewer says nothing that its items do not say
+
+_MEASURED = ("model", "env", "item_id", "task_id", "measure", "value")
+
+
+def breakdown(
+    measures: pd.DataFrame,
+    attributes: pd.DataFrame,
+    rng_for: RngFactory,
+    measures_wanted: Sequence[str] = MEASURES,
+    n_draws: int = N_DRAWS,
+) -> pd.DataFrame:
+    """Mean and interval of each measure in each level of each split; clusters are tasks.
+
+    Args:
+        measures: long frame with model, env, item_id, task_id, measure, value.
+        attributes: one line an item with env, item_id and the attributes of `SPLITS` (and model, if items differ
+            between models); see `item_attributes`. An empty attribute puts the item in no level of that split.
+        rng_for: gives the stream of `breakdown/MODEL/ENV/BY/LEVEL/MEASURE`.
+        measures_wanted: those to split, as far as they were measured.
+        n_draws: bootstrap draws.
+
+    Returns:
+        The columns of `BREAKDOWN`, by model, env, split (in the order of `SPLITS`), level and measure; every cell of
+        at least `MIN_ITEMS` items. Levels are text.
+
+    Raises:
+        InputError: a column is missing, a value or an item stands twice, or a measured item has no attributes.
+    """
+    lines = []
+    for key, cell in _cells(measures, attributes, measures_wanted):
+        if len(cell) >= MIN_ITEMS:
+            rng = rng_for("breakdown/" + "/".join(key))
+            bounds = None if null_is_zero(key[-1]) else RATE
+            found = cluster_bootstrap(cell["value"], cell["task_id"], rng, n_draws, bounds=bounds)
+            lines.append((*key, found.mean, found.lo, found.hi, found.n, found.n_clusters))
+    return pd.DataFrame(lines, columns=list(BREAKDOWN))
+
+
+def small_cells(
+    measures: pd.DataFrame, attributes: pd.DataFrame, measures_wanted: Sequence[str] = MEASURES
+) -> pd.DataFrame:
+    """The cells that `breakdown` leaves out, with their number of items: the columns of `SMALL_CELLS`.
+
+    Raises:
+        InputError: as `breakdown`.
+    """
+    cells = _cells(measures, attributes, measures_wanted)
+    lines = [(*key, len(cell)) for key, cell in cells if len(cell) < MIN_ITEMS]
+    return pd.DataFrame(lines, columns=list(SMALL_CELLS))
+
+
+def item_attributes(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line an item out of score rows, each of which carries its item's attributes.
+
+    Raises:
+        InputError: a column is missing, or an item has two values of an attribute.
+    """
+    keys = ["model", "env", "item_id"]
+    _check_columns(rows, [*keys, *SPLITS.values()])
+    attributes = rows[[*keys, *SPLITS.values()]].drop_duplicates(ignore_index=True)
+    mixed = attributes.duplicated(keys)
+    if mixed.any():
+        raise InputError(f"Item {attributes.loc[mixed.idxmax(), 'item_id']} has two values of an attribute.")
+    return attributes
+
+
+def _cells(
+    measures: pd.DataFrame, attributes: pd.DataFrame, wanted: Sequence[str]
+) -> Iterator[tuple[tuple[str, ...], pd.DataFrame]]:
+    """(model, env, by, level, measure) → the lines of that cell, in the order of the table."""
+    require(measures, _MEASURED, ["model", "env", "item_id", "measure"])
+    joined = _with_attributes(measures[measures["measure"].isin(wanted)], attributes)
+    for (model, env), group in joined.groupby(["model", "env"], sort=True):
+        for by, attribute in SPLITS.items():
+            for level, part in group.groupby(attribute, sort=True):
+                for measure, cell in part.groupby("measure", sort=True):
+                    yield (str(model), str(env), by, _level_text(level), str(measure)), cell
+
+
+def _with_attributes(measures: pd.DataFrame, attributes: pd.DataFrame) -> pd.DataFrame:
+    """Each measured value beside its item's attributes."""
+    keys = [name for name in ("model", "env", "item_id") if name != "model" or name in attributes.columns]
+    _check_columns(attributes, [*keys, *SPLITS.values()])
+    require(attributes, keys, keys)
+    joined = measures.merge(
+        attributes[[*keys, *SPLITS.values()]],
+        on=keys,
+        how="left",
+        validate="many_to_one",
+        indicator="_found",
+    )
+    unknown = joined["_found"] != "both"
+    if unknown.any():
+        raise InputError(f"Item {joined.loc[unknown.idxmax(), 'item_id']} is measured and has no attributes.")
+    return joined.drop(columns="_found")
+
+
+def _check_columns(frame: pd.DataFrame, columns: Sequence[str]) -> None:
+    missing = [column for column in columns if column not in frame.columns]
+    if missing:
+        raise InputError(f"The attributes of the items lack {', '.join(missing)}.")
+
+
+def _level_text(level: Any) -> str:
+    """A level as a table writes it: true and false in small letters, whole numbers without a point."""
+    if isinstance(level, (bool, np.bool_)):
+        return str(bool(level)).lower()
+    return str(int(level)) if isinstance(level, (float, np.floating)) else str(level)

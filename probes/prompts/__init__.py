@@ -1,0 +1,1 @@
+"""The conditions in which a decision point is written, and their wording."""

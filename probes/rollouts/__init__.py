@@ -1,0 +1,1 @@
+"""From the steps of rollouts to rates, survival and prediction; no model."""

@@ -1,0 +1,105 @@
+"""What is said of one action, or of two: the metrics in which every effect of this package is counted.
+
+    logprob      L(a×)                                   summed log-probability, nats
+    margin       L(a×) − L(reference)                    against the call that would have been right
+    diverging    L of a×'s tokens from the first on at which it differs from the reference
+    …_per_token  each sum divided by the number of its tokens (a margin: each of its two sums by its own)
+
+A record lends probability to whatever shares its text, so an effect on L(a×) alone may mean no more than "copies
+text": a margin asks whether a× gained on the reference. The tokens that both share stand in the same context and
+cancel in it, so that a margin over the diverging tokens is the margin; `diverging` is of a× alone.
+
+All metrics are linear in the log-probabilities of single tokens: the effect of a change on a metric is the metric of
+the effects, and −G = Δcopy + Δsem holds in each. The reference is the item's reference action; where none is known,
+the mean over its distractors; where there are none either, logprob alone is defined. Zhang & Nanda 2023
+(arXiv:2309.16042) and Heimersheim & Nanda 2024 (arXiv:2404.15255) compare such metrics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mech.engine.queries import Score
+from mech.models.model import Model
+from probes.items.item import Item
+from probes.prompts.wording import Wording
+from probes.scoring.score import asks
+
+METRICS = ("logprob", "margin", "diverging")
+PER_TOKEN = tuple(f"{name}_per_token" for name in METRICS)
+FORMS = (*METRICS, *PER_TOKEN)
+"""Every value of the column `metric`, sums first."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The candidates that an item's metrics are made of.
+
+    Attributes:
+        references: names out of `item.candidates()`: ("gold",), else its distractors, else none.
+        diverging_from: the first token of a× at which it differs from the reference (from any of several); 0 where
+            there is none.
+        references_are: what the reference is, for a row or a note: "gold", "distractors" or "none".
+    """
+
+    references: tuple[str, ...]
+    diverging_from: int
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """All that must be scored: the failed action first."""
+        return ("failed", *self.references)
+
+    @property
+    def references_are(self) -> str:
+        """What the margin is against: gold, distractors or none."""
+        if not self.references:
+            return "none"
+        return "gold" if self.references == ("gold",) else "distractors"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The FORMS that are defined: all, or those of logprob alone where nothing is known to compare with."""
+        return FORMS if self.references else ("logprob", "logprob_per_token")
+
+    def values(self, scores: Mapping[str, Score]) -> dict[str, float]:
+        """Metric → its value (nats, or nats a token), of scores by candidate; see `metrics` for which there are."""
+        failed = scores["failed"]
+        values = {"logprob": failed.total, "logprob_per_token": failed.total / failed.n_tokens}
+        if self.references:
+            others = [scores[name] for name in self.references]
+            tail = failed.logprobs[self.diverging_from :]
+            values["margin"] = failed.total - _mean([one.total for one in others])
+            values["margin_per_token"] = values["logprob_per_token"] - _mean(
+                [one.total / one.n_tokens for one in others]
+            )
+            values["diverging"] = math.fsum(tail.tolist())
+            values["diverging_per_token"] = values["diverging"] / len(tail)
+        return {name: values[name] for name in self.metrics}
+
+
+def contrast_of(model: Model, item: Item, wording: Wording) -> Contrast:
+    """The item's contrast in this model's tokens.
+
+    Raises:
+        InputError: as `probes.scoring.score.asks`.
+    """
+    others = [name for name in item.candidates() if name not in ("failed", "gold")]
+    references = ("gold",) if item.gold_action is not None else tuple(others)
+    found = asks(model, item, ["pre"], wording, ("failed", *references))
+    failed, *rest = (ask.query.action for ask in found)
+    return Contrast(references, min((_first_difference(failed, other) for other in rest), default=0))
+
+
+def _first_difference(tokens: Sequence[int], other: Sequence[int]) -> int:
+    """The first place at which the tokens differ; the last of `tokens` where it only goes on, or not even that."""
+    for place, (one, two) in enumerate(zip(tokens, other, strict=False)):
+        if one != two:
+            return place
+    return min(len(other), len(tokens) - 1)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -1,0 +1,168 @@
+"""What a diagnosis wants to know of a chat template: everything that a study asks of it, tried on a sample item.
+
+A failed check means that no item can be scored; a flagged one names what differs, or which studies cannot run and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from mech.checks.checks import CheckResult
+from mech.decoding.turn_spans import turn_span
+from mech.engine.engine import Engine
+from mech.errors import InputError
+from mech.models.chat import Message, end_of_turn_id, render, require_role, text_ids
+from mech.models.model import Model
+from mech.models.special_tokens import special_tokens
+from probes.items.item import Item
+from probes.items.toolshed import build_toolshed_items
+from probes.prompts.conditions import CONDITIONS
+from probes.prompts.unrelated import with_unrelated
+from probes.prompts.wording import Wording
+from probes.scoring.patch_pairs import pattern_columns, shared_positions
+from probes.scoring.record import edge_sources, padding_sources, record_attention, spans
+from probes.scoring.score import asks, decision_run
+
+RECORDED = (
+    *("fail", "succ", "neut", "neut_pad", "neut_matched", "neut_other"),
+    *("fail_terse", "fail_verbose", "fail_echo"),
+)
+_EDGES = " Mixed  Case\n\n\nlines \n1. one\r\n\ttab \n"
+
+
+def transcript_checks(model: Model, wording: Wording) -> list[CheckResult]:
+    """Every check of a model's template and tokenizer on a sample item, under every condition of a wording."""
+    item = sample_item()
+    results = [
+        _attempt("observation_role", lambda: _role(model, wording)),
+        _attempt("end_of_turn", lambda: _end(model)),
+        _attempt("conditions", lambda: _conditions(model, item, wording)),
+    ]
+    if not all(result.passed for result in results):
+        return results
+    engine = Engine(model)
+    results += [
+        _attempt("content_kept", lambda: _content(model), "the record of an action with such text"),
+        _attempt("special_tokens_as_text", lambda: _special(model), "items that spell a special token"),
+        _attempt(
+            "record_spans", lambda: _spans(engine, item, wording), "cut, joint, patch --at, path, mechanism"
+        ),
+        _attempt("record_tokens", lambda: _tokens(engine, item, wording), "agree on transcripts"),
+        _attempt("pattern_positions", lambda: _pattern(engine, item, wording), "patch --site pattern"),
+        _attempt("hidden_turns", lambda: _hidden(model, item), "rollout --change hide"),
+    ]
+    return results
+
+
+def sample_item() -> Item:
+    """A decision point with a successful step before it, and a far placebo."""
+    items = build_toolshed_items(0)
+    first = next(item for item in items if item.step_index)
+    return with_unrelated([first], items)[0]
+
+
+def _attempt(name: str, check: Callable[[], CheckResult], without: str | None = None) -> CheckResult:
+    """The check's result; what it raises fails it, or is flagged where only some studies (`without`) need it."""
+    try:
+        return check()
+    except InputError as error:
+        reason = str(error).strip().rstrip(".")
+        if without is None:
+            return CheckResult(name, False, None, None, reason)
+        return CheckResult(name, True, None, None, f"cannot run: {without} ({reason})", flagged=True)
+
+
+def _role(model: Model, wording: Wording) -> CheckResult:
+    require_role(model, wording.observation_role)
+    sentence = f"observations come back in the role '{wording.observation_role}'"
+    return CheckResult("observation_role", True, None, None, sentence)
+
+
+def _end(model: Model) -> CheckResult:
+    token = end_of_turn_id(model)
+    return CheckResult(
+        "end_of_turn", True, None, None, f"a turn ends with {model.tokenizer.decode([token])!r}"
+    )
+
+
+def _conditions(model: Model, item: Item, wording: Wording) -> CheckResult:
+    """Every condition is rendered, and every action found after it."""
+    notes: dict[str, None] = {}
+    for name in CONDITIONS:
+        try:
+            asked = asks(model, item, [name], wording)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from error
+        notes.update(dict.fromkeys(note for ask in asked for note in ask.notes))
+        if any(ask.boundary_merged for ask in asked):
+            notes["a prompt's last token merges with the action's first"] = None
+    sentence = "; ".join(notes) or "every condition renders"
+    return CheckResult("conditions", True, float(len(CONDITIONS)), None, sentence, flagged=bool(notes))
+
+
+def _content(model: Model) -> CheckResult:
+    """A text with spaces at its ends, blank lines and capitals stands in every role as it is."""
+    turns: list[Message] = [
+        {"role": role, "content": f"{_EDGES}{role}{_EDGES}"}
+        for role in ("system", "user", "assistant", "user")
+    ]
+    notes = [note for note in render(model, turns).notes if note.startswith("the template ")]
+    sentence = "; ".join(notes) or "messages stand in the transcript to the letter"
+    return CheckResult("content_kept", True, None, None, sentence, flagged=bool(notes))
+
+
+def _special(model: Model) -> CheckResult:
+    """No special token that a message spells is read as one."""
+    control = special_tokens(model.tokenizer).ids
+    if model.special_in_content:
+        return CheckResult(
+            "special_tokens_as_text",
+            True,
+            None,
+            None,
+            "special tokens in messages are real ones",
+            flagged=True,
+        )
+    text_ids(model, " ".join(control))
+    sentence = "what a message spells as a special token is read as text"
+    return CheckResult("special_tokens_as_text", True, float(len(control)), None, sentence)
+
+
+def _spans(engine: Engine, item: Item, wording: Wording) -> CheckResult:
+    """The recorded call, its observation, the goal and an earlier call are found in every condition with a record."""
+    for name in RECORDED:
+        spans(engine.model, item, name, wording)
+    found = edge_sources(engine, item, "neut", wording)
+    padding_sources(engine, item, wording)
+    shared_positions(engine.model, item, ("neut", "fail"), wording, "record")
+    tokens = ", ".join(f"{name} {len(places)}" for name, places in found.items())
+    return CheckResult(
+        "record_spans", True, float(len(found)), None, f"found in the transcript, in tokens: {tokens}"
+    )
+
+
+def _tokens(engine: Engine, item: Item, wording: Wording) -> CheckResult:
+    record_attention(engine, item, "neut", wording)
+    return CheckResult("record_tokens", True, None, None, "the record has the tokens that are scored")
+
+
+def _pattern(engine: Engine, item: Item, wording: Wording) -> CheckResult:
+    pre, neut = ((name, decision_run(engine, item, name, wording, [])) for name in ("pre", "neut"))
+    columns = pattern_columns(engine.model, item, pre, neut, wording)
+    sentence = "pre and neut have the same tokens around the record"
+    return CheckResult("pattern_positions", True, float(len(columns)), None, sentence)
+
+
+def _hidden(model: Model, item: Item) -> CheckResult:
+    turns = list(_turns(item))
+    start, stop = turn_span(model, turns, 2)
+    return CheckResult(
+        "hidden_turns", True, float(stop - start), None, "a failed call's tokens can be hidden from heads"
+    )
+
+
+def _turns(item: Item) -> Iterator[Message]:
+    yield {"role": "system", "content": item.system_prompt}
+    yield {"role": "user", "content": item.goal}
+    yield {"role": "assistant", "content": item.failed_action}
+    yield {"role": "user", "content": item.obs_fail}

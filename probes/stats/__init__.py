@@ -1,0 +1,1 @@
+"""Intervals, tests, rankings and checks of frames; no model."""

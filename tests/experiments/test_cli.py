@@ -1,0 +1,391 @@
+"""The command line: every study helps, every option is part of a run's identity or says that it only presents."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+from dataclasses import replace
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import mech
+import probes
+from experiments import cli, demo
+from experiments.cli import main, parser
+from experiments.commands import COMMANDS, GROUPS
+from experiments.demo import arguments
+from experiments.run.run_folder import config_hash
+from experiments.run.study import Option, Report, Study
+from mech.errors import InputError
+from probes.items.item import dump_items
+from tests.fresh_process import printed
+from tests.mech_cases import one_thread  # noqa: F401 - a fixture
+from tests.study_cases import ITEMS, Shell, shell  # noqa: F401 - a fixture
+
+ALL: dict[str, Study] = {name: import_module(one.module).STUDY for name, one in COMMANDS.items()}
+OPTIONS = [(name, option) for name, study in ALL.items() for option in study.options]
+PRESENTATION = {
+    "out",
+    "cache",
+    "quiet",
+    "keep",
+    "format",
+    "models",
+    "plan",
+    "with",
+    "cluster",
+    "metric",
+    "within",
+}
+OTHERWISE = {("circuit", "metric"): False, ("calibrate", "from"): True}
+"""(study, option) → whether it only presents, where that is not so of all options of its name."""
+
+
+def parse(study: str, *words: str) -> argparse.Namespace:
+    return parser(ALL[study]).parse_args([*needed(study), *words])
+
+
+def needed(study: str) -> list[str]:
+    """The words that a study cannot do without: those of its positional option."""
+    return ["some"] if any(option.positional for option in ALL[study].options) else []
+
+
+def other_value(option: Option, folder: Path) -> str:
+    """A value that is not the default, as typed."""
+    if option.choices:
+        return next(choice for choice in option.choices if choice != option.default)
+    if option.type is Path:
+        (folder / "file").write_text("contents")
+        return str(folder / "file")
+    if option.name in ("one", "other"):
+        return "pre,succ"
+    if option.name == "k":
+        return "3,16"
+    if option.name == "detectors":
+        return "3,5,6"
+    if option.name == "control-kinds":
+        return "random" if "norm" in option.default else "norm"
+    if option.name == "how":
+        return "zero"
+    return str(option.default + 1) if isinstance(option.default, int) else "7"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_every_option_and_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    shown = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert f"example: backfire {name}" in " ".join(shown.split())
+    for option in ALL[name].options:
+        name = option.name.upper()
+        written = rf"{name} \[|\[{name} \.\.\." if option.positional else rf"--{option.name}(?![\w-])"
+        assert re.search(written, shown)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_example_is_a_command_the_study_takes(name: str) -> None:
+    program, study, *words = shlex.split(ALL[name].example)
+    assert (program, study) == ("backfire", name)
+    parser(ALL[name]).parse_args(words)
+
+
+def test_a_study_is_called_what_its_command_is_called() -> None:
+    assert {name: study.name for name, study in ALL.items()} == {name: name for name in COMMANDS}
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_the_overview_names_every_study(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    shown = capsys.readouterr()
+    lines = [line.split(maxsplit=1) for line in shown.out.splitlines()[2:] if line.startswith("  ")]
+    assert {name: said for name, said in lines} == {name: study.summary for name, study in ALL.items()}
+    headings = [
+        line.split(":")[0] for line in shown.out.splitlines()[2:] if line and not line.startswith(" ")
+    ]
+    assert headings == list(GROUPS) == list(dict.fromkeys(one.group for one in COMMANDS.values()))
+    assert not shown.err
+
+
+def test_the_overview_and_the_packages_load_no_library() -> None:
+    code = "import sys; import mech, probes; from experiments.cli import main; main(['--help']); "
+    code += "print(sorted({'torch', 'transformers', 'pandas', 'transformer_lens'} & set(sys.modules)))"
+    assert printed(code, 0).endswith("[]")
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"backfire {version('backfire')}\n"
+
+
+@pytest.mark.parametrize("package", [mech, probes])
+def test_every_public_name_is_there_and_an_unknown_one_is_not(package: ModuleType) -> None:
+    for name in package.__all__:
+        assert getattr(package, name) is not None and name in dir(package)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        package.nothing  # noqa: B018 - the access is the test
+
+
+def test_an_unknown_study_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prob"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.splitlines() == [
+        f"backfire: 'prob' is not a command: choose one of {', '.join(COMMANDS)}."
+    ]
+    assert not shown.out
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [(name, words) for name in COMMANDS for words in (["--colour", "red"], ["--mod", "x"])]
+    + [(name, ["stray"]) for name in COMMANDS if not needed(name)],
+)
+def test_an_unknown_flag_an_abbreviation_and_a_stray_word_are_refused(
+    name: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([name, *needed(name), *words])
+    assert stop.value.code == 2
+    assert "unrecognized arguments: " + words[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("study", "flag", "value"),
+    [
+        ("probe", "limit", "0"),
+        ("probe", "limit", "some"),
+        ("probe", "dtype", "fp8"),
+        ("probe", "engine", "fast"),
+        ("probe", "env", "nowhere"),
+        ("patch", "k", "4,0"),
+        ("patch", "k", "4;8"),
+        ("patch", "direction", "sideways"),
+        ("ablate", "controls", "-1"),
+        ("ablate", "how", "median"),
+        ("heads", "by", "beauty"),
+        ("heads", "seed", "x"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_by_its_flag(
+    study: str, flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([study, f"--{flag}", value])
+    assert stop.value.code == 2
+    assert f"argument --{flag}: " in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("study", "option"), OPTIONS, ids=[f"{s}-{o.name}" for s, o in OPTIONS])
+def test_every_option_changes_the_runs_identity_or_only_presents(
+    study: str, option: Option, tmp_path: Path
+) -> None:
+    before = ALL[study].settings(parse(study))
+    if option.choices is not None and len(option.choices) == 1:
+        assert before[option.key] == option.default  # there is no other value yet, and it is recorded
+        return
+    flag = [] if option.positional else [f"--{option.name}"]
+    value = [] if option.switch else [other_value(option, tmp_path)]
+    after = ALL[study].settings(parse(study, *flag, *value))
+    assert option.presentation == OTHERWISE.get((study, option.name), option.name in PRESENTATION)
+    assert (config_hash(before) == config_hash(after)) == option.presentation
+    assert option.presentation or before[option.key] != after[option.key]
+
+
+def test_a_file_option_is_known_by_its_contents(tmp_path: Path) -> None:
+    one, same, other = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    for file, text in ((one, "x"), (same, "x"), (other, "y")):
+        file.write_text(text)
+    hashes = [config_hash(ALL["probe"].settings(parse("probe", "--ids", str(f)))) for f in (one, same, other)]
+    assert hashes[0] == hashes[1] != hashes[2]
+    with pytest.raises(InputError, match="does not exist"):
+        ALL["probe"].settings(parse("probe", "--ids", str(tmp_path / "none")))
+
+
+def test_sizes_in_any_order_and_twice_are_the_same_sizes() -> None:
+    settings = [ALL["ablate"].settings(parse("ablate", "--k", text)) for text in ("8,4,8", "4,8")]
+    assert settings[0] == settings[1] and settings[0]["k"] == [4, 8]
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[tuple[str, ...], str]:
+    """What a study wrote without the option in question, once for all options."""
+    return {}
+
+
+def differs(
+    shell: Shell,
+    written: dict[tuple[str, ...], str],
+    study: str,
+    table: str,
+    common: list[str],
+    more: list[str],
+) -> bool:
+    """Whether a table is another when more options are given."""
+    key = (study, table, *(word for word in common if not word.startswith(str(shell.tmp))))
+    if key not in written:
+        shell.ran(study, *common, out="one")
+        written[key] = shell.path(table, "one").read_text()
+    shell.ran(study, *common, *more, out="two")
+    return shell.path(table, "two").read_text() != written[key]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "table"),
+    [
+        ("model", "OTHER", "scores.jsonl"),
+        ("dtype", "float64", "scores.jsonl"),
+        ("items", "ITEMS", "scores.jsonl"),
+        ("ids", "IDS", "scores.jsonl"),
+        ("limit", "1", "scores.jsonl"),
+        ("wording", "WORDING", "scores.jsonl"),
+        ("conditions", "pre,neut", "scores.jsonl"),
+        ("engine", "reference", "scores.jsonl"),
+    ],
+)
+def test_every_option_of_probe_changes_its_rows(
+    flag: str, value: str, table: str, shell: Shell, written: dict[Any, str], tiny_folder: Any
+) -> None:
+    given = shell.tmp / "given"
+    if value == "ITEMS":
+        dump_items([replace(item, goal="Look after it all.") for item in ITEMS[:3]], given)
+    elif value == "IDS":
+        given.write_text(json.dumps(["garden-1"]))
+    elif value == "WORDING":
+        default = Path(cli.__file__).parent.parent / "probes" / "prompts" / "wordings" / "default.json"
+        given.write_text(json.dumps({**json.loads(default.read_text()), "observation_prefix": "Answer: "}))
+    elif value == "OTHER":
+        given = tiny_folder("llama", seed=1)
+    word = value if value.islower() or value.isdigit() else str(given)
+    assert differs(shell, written, "probe", table, ["--limit", "2"], [f"--{flag}", word])
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("seed", "1"), ("n-sequences", "3"), ("length", "20"), ("top", "5"), ("by", "copying")],
+)
+def test_every_option_of_heads_changes_its_table(
+    flag: str, value: str, shell: Shell, written: dict[Any, str]
+) -> None:
+    assert differs(shell, written, "heads", "heads.csv", ["--top", "4"], [f"--{flag}", value])
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        *(("from", "abstract"), ("to", "fail"), ("direction", "noise"), ("k", "3"), ("seed", "1")),
+        *(("site", "q"), ("screen", "attribution:3")),
+    ],
+)
+def test_every_option_of_patch_changes_its_rows(
+    flag: str, value: str, shell: Shell, written: dict[Any, str]
+) -> None:
+    common = ["--k", "2", "--limit", "1"]
+    assert differs(shell, written, "patch", "patches.jsonl", common, [f"--{flag}", value])
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("heads", "L0H0,L1H1"),
+        ("by", "copying"),
+        ("how", "zero"),
+        ("k", "1,2"),
+        ("controls", "2"),
+        ("control-kinds", "random,norm"),
+        ("from", "succ"),
+        ("to", "fail"),
+        ("reference-items", "1"),
+        ("seed", "2"),
+    ],
+)
+def test_every_option_of_ablate_changes_its_rows(
+    flag: str, value: str, shell: Shell, written: dict[Any, str]
+) -> None:
+    ids = shell.tmp / "ids"
+    ids.write_text('["garden-2"]')  # of the two other items the mean is taken
+    common = ["--heads", "top:2", "--controls", "1", "--ids", str(ids), "--control-kinds", "random"]
+    assert differs(shell, written, "ablate", "ablations.jsonl", common, [f"--{flag}", value])
+
+
+@pytest.mark.parametrize("flag", ["delta", "delta-loss"])
+def test_the_bounds_of_ablate_change_its_table(flag: str, shell: Shell, written: dict[Any, str]) -> None:
+    common = ["--heads", "top:2", "--controls", "1", "--limit", "1", "--control-kinds", "random"]
+    assert differs(shell, written, "ablate", "offtarget.csv", common, [f"--{flag}", "7"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("top", "3"),
+        ("by", "copying"),
+        ("how", "zero"),
+        ("shuffles", "2"),
+        ("controls", "1"),
+        ("seed", "1"),
+    ],
+)
+def test_every_option_of_placebo_changes_its_rows(
+    flag: str, value: str, shell: Shell, written: dict[Any, str]
+) -> None:
+    ids = shell.tmp / "ids"
+    ids.write_text('["garden-1", "garden-2"]')  # of two tasks
+    found: list[str] = []
+    for out, more in (("one", []), ("two", [f"--{flag}", value])):
+        assert shell("placebo", "--ids", ids, "--top", "2", "--shuffles", "1", *more, out=out).code == 1
+        found.append(shell.path("placebos.jsonl", out).read_text())
+    assert found[0] != found[1]
+
+
+def test_what_only_presents_changes_no_row(shell: Shell, written: dict[Any, str]) -> None:
+    cache = str(shell.tmp / "cache")
+    more = ["--cache", cache, "--keep", "hook_mlp_out"]
+    assert not differs(shell, written, "probe", "scores.jsonl", ["--limit", "2"], more)
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (InputError("Give a model."), 2, "backfire probe: Give a model."),
+        (FloatingPointError("The logits are not finite."), 1, "backfire probe: The logits are not finite."),
+        (KeyboardInterrupt(), 130, "backfire probe: stopped; the same command goes on from here."),
+    ],
+)
+def test_a_study_that_ends_early_ends_in_one_sentence(
+    raised: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, shell: Shell
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr("experiments.measure.measuring.score_asks", fails)
+    found = shell("probe")
+    assert (found.code, [line for line in found.err if line], found.out) == (code, [said], [])
+
+
+def test_a_report_that_is_not_ok_exits_with_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = Study("doctor", "x", "x", (), lambda args: Report("a check failed", ok=False))
+    monkeypatch.setattr("experiments.bench.doctor.STUDY", study)
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().out == "a check failed\n"
+
+
+def test_the_demo_gives_each_study_the_options_it_has() -> None:
+    for study in (ALL["probe"], ALL["patch"], ALL["ablate"], ALL["heads"], ALL["items"], ALL["doctor"]):
+        found = vars(arguments(study, {"seed": 3, "limit": 2, "unheard_of": 1}))
+        expected = vars(parse(study.name))
+        expected.update({key: value for key, value in {"seed": 3, "limit": 2}.items() if key in expected})
+        assert found == expected
+
+
+def test_the_demo_needs_the_sixteen_heads_it_speaks_of(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "_step", lambda *_: pytest.fail("nothing may run"))
+    shell("demo", "--k", "4,8").sentence("leave 16 among the sizes of --k")
+    assert not shell.path(".").exists()
