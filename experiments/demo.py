@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,21 @@ from experiments.measure import probe as probe_items
 from experiments.mechanism import ablate as ablate_heads
 from experiments.mechanism import heads as find_heads
 from experiments.mechanism import patch as patch_heads
+from experiments.run.drawing import draw
 from experiments.run.run_folder import read_frame
-from experiments.run.study import MODEL, OUT, PRE, QUIET, SEED, Option, Report, Study, positive, whole_numbers
+from experiments.run.study import (
+    MODEL,
+    OUT,
+    PRE,
+    QUIET,
+    SEED,
+    Option,
+    Report,
+    Study,
+    arguments,
+    positive,
+    whole_numbers,
+)
 from experiments.run.tables import interval_text
 from mech.errors import InputError
 
@@ -63,22 +74,6 @@ def run(args: argparse.Namespace) -> Report:
             return Report(f"The {study.name} step failed (see above).", ok=False)
     draw(out)
     return Report(conclusion(out))
-
-
-def arguments(study: Study, chosen: dict[str, Any]) -> argparse.Namespace:
-    """A study's options at their defaults, but for those chosen; names it does not have are passed over."""
-    values = {option.key: option.default for option in study.options}
-    return argparse.Namespace(**{**values, **{key: value for key, value in chosen.items() if key in values}})
-
-
-def draw(out: Path) -> None:
-    """Draw every figure of the run folder, in a process of its own: nobody imports the figures room."""
-    result = subprocess.run(
-        [sys.executable, "-m", "figures", str(out)], capture_output=True, text=True, check=False
-    )
-    if result.returncode:
-        raise InputError(f"The figures could not be drawn: {result.stderr.strip()}")
-    logger.info("%s", (result.stderr + result.stdout).strip())
 
 
 def conclusion(out: Path) -> str:

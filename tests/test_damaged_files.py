@@ -24,10 +24,10 @@ import torch
 
 from envs.coderepair.problems import BUNDLED, load_problems
 from envs.errors import InputError as EnvironmentInputError
+from experiments.heads.ranking import ranking
 from experiments.measure.compare import read_summary
 from experiments.measure.scaling import is_done
 from experiments.mechanism.ablation_tables import long_off_target, long_values
-from experiments.mechanism.heads import ranking
 from experiments.mechanism.overlap import patched_entry, require_same
 from experiments.mechanism.patch_tables import z_effects
 from experiments.run import item_pools

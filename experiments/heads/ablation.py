@@ -31,8 +31,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from experiments.heads.ranking import ALL_SCORES
 from experiments.heads.reference_sets import MIN_REFERENCE, REFERENCE, ReferenceSet, reference_set
-from experiments.mechanism.heads import ALL_SCORES
 from experiments.run.session import Session
 from experiments.run.study import Option, positive
 from mech.engine.capture import everything_names

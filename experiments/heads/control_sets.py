@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from experiments.heads.ranking import ranking
 from experiments.heads.reference_sets import ReferenceSet, reference_set
-from experiments.mechanism.heads import ranking
 from experiments.run.session import Session
 from experiments.run.study import Option
 from mech.engine.engine import Run

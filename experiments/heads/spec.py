@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.mechanism.heads import ranking
+from experiments.heads.ranking import ranking
 from mech.errors import InputError
 from mech.head_scores.controls import control_stream, distinct_controls, layer_matched
 from mech.head_scores.head_lists import read_head_list

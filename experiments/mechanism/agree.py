@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.mechanism.heads import ALL_SCORES, ranking
+from experiments.heads.ranking import ALL_SCORES, ranking
 from experiments.mechanism.metric_views import of_metric
 from experiments.mechanism.overlap import SAME, patched_entry
 from experiments.mechanism.patch_screen import NO_SCREEN

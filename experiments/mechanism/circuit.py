@@ -29,6 +29,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.heads.control_sets import CONTROL_KINDS, DRAWN, ControlSet, control_sets
+from experiments.heads.ranking import ranking
 from experiments.heads.reference_sets import REFERENCE, reference_set
 from experiments.mechanism.circuit_searching import (
     METHODS,
@@ -47,7 +48,6 @@ from experiments.mechanism.circuit_testing import (
     subsets_of,
 )
 from experiments.mechanism.circuit_values import Evaluations, ItemSet
-from experiments.mechanism.heads import ranking
 from experiments.mechanism.pairs import FROM, TO, pair_of, require_conditions
 from experiments.run.durable import replace
 from experiments.run.item_pools import read_pool

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from experiments.heads.ranking import score_heads
 from experiments.mechanism.circuit_values import Evaluations, ItemSet
-from experiments.mechanism.heads import score_heads
 from experiments.run.schema import CIRCUIT_STABILITY, CIRCUIT_STABILITY_SUMMARY
 from experiments.run.seeds import derive
 from mech.heads import Head, HeadSet
@@ -32,9 +32,9 @@ from probes.effects.circuit_stability import (
     recall,
     within_layers,
 )
-from probes.effects.shares import MIN_DELTA
 from probes.items.item import Item
 from probes.stats.bootstrap import RngFactory
+from probes.stats.frame_checks import MIN_DELTA
 from probes.stats.ranks import chance_jaccard
 
 METHODS = ("score", "attribution", "greedy", "elimination")

@@ -32,10 +32,10 @@ from probes.effects.circuit import (
     without,
 )
 from probes.effects.circuit_search import Found
-from probes.effects.shares import MIN_DELTA
 from probes.scoring.contrast import FORMS
 from probes.stats.bootstrap import Interval, RngFactory
 from probes.stats.families import corrected
+from probes.stats.frame_checks import MIN_DELTA
 
 GRID = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 BAND_SIZES = (4, 16, 64)

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import pandas as pd
 
+from experiments.heads.ranking import ALL_SCORES, random_sequences
 from experiments.run.durable import replace
 from experiments.run.progress import progress
-from experiments.run.run_folder import RunFolder, numeric, read_frame
-from experiments.run.seeds import stream
+from experiments.run.run_folder import RunFolder
 from experiments.run.session import open_model, open_run, require_out
 from experiments.run.study import ON_MODEL, OUT, QUIET, SEED, Option, Report, Study, positive
 from experiments.run.tables import frame_text
@@ -33,11 +30,9 @@ from mech.head_scores.causal_copying import (
     sequence_mean,
 )
 from mech.head_scores.head_lists import Form, best_first, head_list_text
-from mech.head_scores.induction import SCORES, RepeatedTokens, head_scores, repeated_tokens, top_heads
+from mech.head_scores.induction import RepeatedTokens, head_scores, top_heads
 from mech.heads import Head, HeadSet
-from mech.models.model import Model
 
-ALL_SCORES = (*SCORES, *CAUSAL_SCORES)
 FILES: dict[str, Sequence[Form]] = {"none": (), "list": ("list",), "map": ("map",), "both": ("list", "map")}
 
 N_SEQUENCES = Option("n-sequences", positive, 8, "random sequences")
@@ -82,25 +77,6 @@ def run(args: argparse.Namespace) -> Report:
     return Report(f"{frame_text(best)}\nselected {chosen}\nset {chosen.sha256[:12]}, written to {args.out}")
 
 
-_Scored = dict[tuple[int, int, int], pd.DataFrame]
-_SCORED: WeakKeyDictionary[Any, _Scored] = WeakKeyDictionary()
-"""A loaded model → its head scores so far: a study of several sets asks for one ranking many times."""
-
-
-def score_heads(model: Model, seed: int, n_sequences: int = 8, length: int = 48) -> pd.DataFrame:
-    """Scores of all heads, once for a loaded model; the sequences depend on the seed and the vocabulary only."""
-    scored = _SCORED.setdefault(model.bridge, {})
-    key = (seed, n_sequences, length)
-    if key not in scored:
-        scored[key] = head_scores(model, random_sequences(model, seed, n_sequences, length))
-    return scored[key].copy()
-
-
-def random_sequences(model: Model, seed: int, n_sequences: int, length: int) -> RepeatedTokens:
-    """The repeated random tokens of a seed."""
-    return repeated_tokens(model, stream(seed, "repeated tokens"), n_sequences, length)
-
-
 def first(sequences: RepeatedTokens, n: int) -> RepeatedTokens:
     """The first n of the sequences, or all where there are not so many."""
     return RepeatedTokens(sequences.tokens[:n], sequences.lead, sequences.length)
@@ -137,35 +113,6 @@ def write_heads(
     replace(folder.path / "heads.json", head_list_text(scored, "heads", by))
     for form in forms:
         replace(folder.path / f"heads_{form}.json", head_list_text(best_first(scored), form))
-
-
-def ranking(model: Model, path: Path, seed: int, by: str = "prefix_matching") -> tuple[pd.DataFrame, str]:
-    """Head scores of a run folder where `heads` was run, else scored here under the seed; and which of the two.
-
-    Raises:
-        InputError: the folder's table is not of a model of this size, or lacks the score.
-    """
-    table = path / "heads.csv"
-    if not table.is_file():
-        if by in CAUSAL_SCORES:
-            raise InputError(f"There is no {table}: run `backfire heads --scores all` first to rank by {by}.")
-        return score_heads(model, seed), f"scored under seed {seed}"
-    try:
-        scores = read_frame(table)
-    except InputError as error:
-        raise InputError(f"{table} is not a table of head scores: run `backfire heads` again.") from error
-    every = {(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)}
-    complete = {"layer", "head", by} <= set(scores.columns)
-    if (
-        not complete
-        or set(zip(scores["layer"], scores["head"], strict=True)) != every
-        or len(scores) != len(every)
-    ):
-        raise InputError(f"{table} does not score {by} for the {len(every)} heads of this model.")
-    numeric(scores, table, [name for name in scores.columns if name != "selected"])
-    if scores[by].isna().any():
-        raise InputError(f"{table} has a head without {by}: run `backfire heads` again.")
-    return scores.astype({"layer": int, "head": int}), str(table.name)
 
 
 STUDY = Study(

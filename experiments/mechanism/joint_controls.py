@@ -16,8 +16,8 @@ import argparse
 from typing import Any
 
 from experiments.heads.control_sets import ControlSet, control_sets
+from experiments.heads.ranking import ranking
 from experiments.heads.reference_sets import ReferenceSet
-from experiments.mechanism.heads import ranking
 from experiments.mechanism.kept_controls import kept_controls
 from experiments.run.session import Session
 from experiments.run.study import Option, not_negative, whole_numbers

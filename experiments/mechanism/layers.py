@@ -31,9 +31,10 @@ from experiments.run.session import Session, about_items, open_run, open_session
 from experiments.run.study import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Report, Study
 from experiments.run.tables import frame_text, meter_text
 from mech.patching.layers import KINDS, layer_names, patch_layers
-from probes.effects.shares import SHARE_CELLS, head_shares
+from probes.effects.shares import head_shares
 from probes.items.item import Item
 from probes.scoring.metric_sums import by_metric, effects_of, metrics_by_part, metrics_of, reference_notes
+from probes.stats.frame_checks import SHARE_CELLS
 
 
 def run(args: argparse.Namespace) -> Report:

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.demo import arguments, draw
 from experiments.heads.ablation import DRAWS, REFERENCE
 from experiments.mechanism.joint import ABLATION_CONTROLS, CONTROL_DRAWS, METHODS_OPTION, OPTIMAL_CONTROLS
 from experiments.mechanism.joint_controls import CONTROL_K, CONTROL_KINDS, CONTROLS, K
 from experiments.mechanism.mechanism_stages import JOINT_PAIRS, Stage, stages
 from experiments.mechanism.mechanism_table import from_ablation, from_joint, markdown
 from experiments.mechanism.workload import Work, peak_bytes, rate_of, sizes
+from experiments.run.drawing import draw
 from experiments.run.durable import replace
 from experiments.run.session import Session, open_run, open_session, require_out
 from experiments.run.study import (
@@ -34,6 +34,7 @@ from experiments.run.study import (
     Option,
     Report,
     Study,
+    arguments,
     positive,
 )
 from experiments.run.tables import frame_text

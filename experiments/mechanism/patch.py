@@ -27,7 +27,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.mechanism.heads import ranking
+from experiments.heads.ranking import ranking
 from experiments.mechanism.metric_views import of_metric, require_metric
 from experiments.mechanism.pairs import FROM, TO, about_difference, pair_of, require_conditions
 from experiments.mechanism.patch_screen import (

@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from experiments.mechanism.heads import ranking
+from experiments.heads.ranking import ranking
 from experiments.mechanism.metric_views import of_metric, require_metric
 from experiments.mechanism.pairs import FROM, TO, for_pair, pair_of, require_conditions
 from experiments.run.left_out import write_left_out

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.heads.ablation import ALPHA, BY, HOW, REFERENCE, WHERE, Replacement, replacement
-from experiments.mechanism.heads import ranking, score_heads
+from experiments.heads.ranking import ranking, score_heads
 from experiments.run.progress import progress
 from experiments.run.run_folder import RunFolder
 from experiments.run.session import Session, about_items, open_redrawn, open_run, open_session

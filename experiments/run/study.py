@@ -218,3 +218,9 @@ ENGINE = Option(
 ON_MODEL: Sequence[Option] = (MODEL, PRE, DTYPE, DEVICE, ALLOW_SPECIAL)
 ON_ITEMS: Sequence[Option] = (ENV, TEMPLATES, PROBLEMS, ITEMS, IDS, LIMIT, WORDING, SEED, CLUSTER)
 RUNNING: Sequence[Option] = (ENGINE, OUT, CACHE, QUIET)
+
+
+def arguments(study: Study, chosen: dict[str, Any]) -> argparse.Namespace:
+    """A study's options at their defaults, but for those chosen; names it does not have are passed over."""
+    values = {option.key: option.default for option in study.options}
+    return argparse.Namespace(**{**values, **{key: value for key, value in chosen.items() if key in values}})

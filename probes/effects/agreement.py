@@ -35,8 +35,8 @@ from scipy.stats import rankdata
 
 from mech.errors import InputError
 from probes.effects.agreed_with import AGREED_WITH, Target
-from probes.effects.shares import by_item, rectangle, require
 from probes.stats.bootstrap import N_DRAWS, RngFactory, percentile_ends
+from probes.stats.frame_checks import by_item, rectangle, require
 from probes.stats.halves import ranking_reliability
 from probes.stats.ranks import chance_jaccard, places_by_value, ratio
 

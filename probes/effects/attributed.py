@@ -17,9 +17,9 @@ from mech.errors import InputError
 from mech.heads import Head
 from mech.patching.attribution import Attribution, attribute
 from mech.patching.gradients import SITES
-from probes.effects.shares import DIRECTIONS, by_item, rectangle, require
 from probes.scoring.contrast import Contrast
 from probes.scoring.metric_sums import DIVERGING, FAILED
+from probes.stats.frame_checks import DIRECTIONS, by_item, rectangle, require
 
 ATTRIBUTION = (
     *("item_id", "task_id", "direction", "delta", "site", "layer", "head"),

@@ -24,9 +24,9 @@ from jaxtyping import Float
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from probes.effects.dose import among
-from probes.effects.shares import MIN_DELTA
 from probes.scoring.contrast import Contrast
 from probes.stats.bootstrap import N_DRAWS, Interval, cluster_bootstrap, cluster_ratios
+from probes.stats.frame_checks import MIN_DELTA
 
 SMALL_COST = 0.01
 """Taking a head out costs less than this share: the circuit hardly needs it."""

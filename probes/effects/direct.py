@@ -19,8 +19,9 @@ import numpy as np
 import pandas as pd
 
 from mech.errors import InputError
-from probes.effects.shares import MIN_DELTA, by_item, head_shares, rectangle
+from probes.effects.shares import head_shares
 from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_ratios, holm
+from probes.stats.frame_checks import MIN_DELTA, by_item, rectangle
 
 ALPHA = 0.05
 QUANTITIES = ("total", "direct", "indirect")

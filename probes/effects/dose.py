@@ -18,8 +18,8 @@ import pandas as pd
 from jaxtyping import Float
 
 from mech.errors import InputError
-from probes.effects.shares import MIN_DELTA, SHARE_CELLS, by_item, rectangle, require, share_cells
 from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_ratios
+from probes.stats.frame_checks import MIN_DELTA, SHARE_CELLS, by_item, rectangle, require, share_cells
 from probes.stats.ranks import spearman
 
 ABLATION = ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n")

@@ -38,7 +38,6 @@ import pandas as pd
 from mech.errors import InputError
 from probes.effects.dose import CONTROLS as CONTROL_KINDS
 from probes.effects.dose import SINGLE_CONTROLS, among
-from probes.effects.shares import MIN_DELTA, by_item, rectangle, require
 from probes.stats.bootstrap import (
     N_DRAWS,
     Interval,
@@ -47,6 +46,7 @@ from probes.stats.bootstrap import (
     cluster_ratios,
     equivalent,
 )
+from probes.stats.frame_checks import MIN_DELTA, by_item, rectangle, require
 
 ABLATIONS = ("mean", "mean-role", "resample", "zero", "optimal")
 METHODS = ("noise", "denoise", *ABLATIONS, "knockout")

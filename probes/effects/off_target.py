@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from mech.errors import InputError
-from probes.effects.shares import by_item, rectangle, require
 from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_ratios, equivalent
+from probes.stats.frame_checks import by_item, rectangle, require
 
 OFFTARGET = (
     *("set", "kind", "k", "quantity", "whole", "ablated", "change", "ci_lo", "ci_hi"),

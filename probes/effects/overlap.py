@@ -30,8 +30,8 @@ from jaxtyping import Float, Int
 from mech.errors import InputError
 from probes.effects.agreed_with import AGREED_WITH, Target
 from probes.effects.agreement import reliability_name
-from probes.effects.shares import DIRECTIONS, by_item, rectangle, require
 from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_ratios, percentile_ends
+from probes.stats.frame_checks import DIRECTIONS, by_item, rectangle, require
 from probes.stats.halves import halves, ranking_reliability
 from probes.stats.ranks import chance_jaccard, layer_spearman, places_by_value, spearman
 

@@ -22,8 +22,8 @@ import numpy as np
 import pandas as pd
 
 from mech.errors import InputError
-from probes.effects.shares import DIRECTIONS, MIN_DELTA, by_item, require
 from probes.stats.bootstrap import N_DRAWS, Interval, RngFactory, cluster_ratios
+from probes.stats.frame_checks import DIRECTIONS, MIN_DELTA, by_item, require
 
 PARTS = ("item_id", "task_id", "direction", "part", "effect_nats", "delta")
 REDUNDANCY = (

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from mech.errors import InputError
-from probes.effects.shares import by_item, rectangle
 from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_ratios, holm
+from probes.stats.frame_checks import by_item, rectangle
 
 SUPPRESSORS = (
     *("direction", "layer", "head", "effect_nats", "ci_lo", "ci_hi", "p", "p_holm"),

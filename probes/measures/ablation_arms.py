@@ -24,9 +24,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from probes.effects.shares import MIN_DELTA, require
 from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_bootstrap, cluster_ratios
 from probes.stats.families import corrected
+from probes.stats.frame_checks import MIN_DELTA, require
 from probes.stats.layout import UNABLATED
 
 ARMS = (

@@ -21,9 +21,9 @@ import numpy as np
 import pandas as pd
 
 from mech.errors import InputError
-from probes.effects.shares import require
 from probes.stats.bootstrap import N_DRAWS, RATE, RngFactory, cluster_bootstrap
 from probes.stats.families import null_is_zero
+from probes.stats.frame_checks import require
 
 BREAKDOWN = ("model", "env", "by", "level", "measure", "mean", "ci_lo", "ci_hi", "n", "n_clusters")
 SMALL_CELLS = ("model", "env", "by", "level", "measure", "n")

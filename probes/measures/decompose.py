@@ -27,7 +27,6 @@ import numpy as np
 import pandas as pd
 
 from mech.errors import InputError
-from probes.effects.shares import MIN_DELTA, require
 from probes.stats.bootstrap import (
     N_DRAWS,
     Interval,
@@ -38,6 +37,7 @@ from probes.stats.bootstrap import (
     cluster_ratios,
     equivalent,
 )
+from probes.stats.frame_checks import MIN_DELTA, require
 
 DECOMPOSITION = ("model", "env", "quantity", "estimate", "ci_lo", "ci_hi", "n", "n_clusters", "deff")
 EQUIVALENCE = ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "delta", "equivalent")

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 import pandas as pd
 
 from mech.errors import InputError
-from probes.effects.shares import require
 from probes.prompts.conditions import MANIPULATIONS as MANIPULATED
 from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_bootstrap, equivalent
 from probes.stats.families import corrected
+from probes.stats.frame_checks import require
 
 MANIPULATIONS = (
     *("model", "env", "condition", "delta", "ci_lo", "ci_hi", "n", "n_clusters"),

@@ -28,8 +28,8 @@ from jaxtyping import Float, Int
 
 from mech.engine.trie import common_prefix
 from mech.errors import InputError
-from probes.effects.shares import require
 from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_ratios
+from probes.stats.frame_checks import require
 
 PROFILES = ("model", "env", "measure", "axis", "level", "mean", "ci_lo", "ci_hi", "n", "n_clusters")
 DIFFERENCES = {"G": ("pre", "fail"), "copy": ("neut", "pre"), "sem": ("fail", "neut")}

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.mechanism.heads import score_heads
+from experiments.heads.ranking import score_heads
 from experiments.mechanism.patch_tables import long_effects
 from experiments.run import schema
 from mech.engine.engine import Engine

@@ -20,9 +20,8 @@ import probes
 from experiments import cli, demo
 from experiments.cli import main, parser
 from experiments.commands import COMMANDS, GROUPS
-from experiments.demo import arguments
 from experiments.run.run_folder import config_hash
-from experiments.run.study import Option, Report, Study
+from experiments.run.study import Option, Report, Study, arguments
 from mech.errors import InputError
 from probes.items.item import dump_items
 from tests.fresh_process import printed

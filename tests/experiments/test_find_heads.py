@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.mechanism.heads import ALL_SCORES, random_sequences, ranking
+from experiments.heads.ranking import ALL_SCORES, random_sequences, ranking
 from mech.engine.engine import Engine
 from mech.errors import InputError
 from mech.head_scores.causal_copying import CAUSAL_SCORES, causal_scores

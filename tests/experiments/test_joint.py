@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.demo import arguments
 from experiments.heads.ablation import Replacement
 from experiments.mechanism.joint import STUDY, draws_of, kept, methods_of
 from experiments.mechanism.joint_controls import control_kinds, labelled
 from experiments.mechanism.joint_item import Decision, Sets, decision, elsewhere, item_rows
 from experiments.run.seeds import stream
 from experiments.run.session import Session
+from experiments.run.study import arguments
 from mech.engine.engine import Engine
 from mech.engine.sweep import score_changes
 from mech.errors import InputError

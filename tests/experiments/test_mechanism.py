@@ -9,13 +9,13 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from experiments.demo import arguments
 from experiments.mechanism.mechanism import STUDY
 from experiments.mechanism.mechanism_stages import Stage, stages
 from experiments.mechanism.mechanism_table import COLUMNS, NAMES, from_joint, markdown
 from experiments.mechanism.workload import Work, leaves, sizes
 from experiments.run.seeds import stream
 from experiments.run.session import Session
+from experiments.run.study import arguments
 from mech.engine.engine import Engine
 from probes.items.item import dump_items
 from probes.prompts.wording import load_wording

@@ -20,9 +20,9 @@ import torch
 
 from experiments.cli import main
 from experiments.heads.ablation import BY_QUESTION, METHODS, Replacement, replacement
+from experiments.heads.ranking import score_heads
 from experiments.heads.sets import Ablated
 from experiments.mechanism.ablate import on_item
-from experiments.mechanism.heads import score_heads
 from experiments.run.session import Session
 from mech.engine.engine import Engine
 from mech.engine.queries import Query
