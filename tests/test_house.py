@@ -118,13 +118,13 @@ def test_types_in_signatures_are_checked_while_testing() -> None:
 def skips() -> set[str]:
     """`file::function` of every place in the tests that skips or expects a failure."""
     found = set()
-    for path in sorted(TESTS.glob("*.py")):
+    for path in sorted(TESTS.rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if path.name == Path(__file__).name:
                 continue
             words = {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
             if words & {"skip", "skipif", "xfail", "importorskip"}:
-                found.add(f"{path.name}::{getattr(node, 'name', 'module')}")
+                found.add(f"{path.relative_to(TESTS).as_posix()}::{getattr(node, 'name', 'module')}")
     return found
 
 
