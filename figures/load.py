@@ -121,7 +121,7 @@ _READING: dict[str, Any] = {
     **({"float_precision": "round_trip"} if _OLD_PANDAS else {}),
 }
 WHOLE_MODEL = "none"
-"""The label of the whole model in the column `ablation`."""
+"""The label of the unablated model in the column `ablation`."""
 DIRECTIONS = ("denoise", "noise")
 
 
@@ -196,8 +196,8 @@ def of_metric(table: pd.DataFrame, name: str, metric: str) -> pd.DataFrame:
 def read_arms(run: Path, name: str, named: str = "model") -> pd.DataFrame:
     """A table whose lines may be of several ablation arms, the label of each behind its name in the column `named`.
 
-    So a figure draws arms as it draws models (or environments): side by side, or a panel each. Lines of the whole model
-    keep their name, as do all lines of a table without the column `ablation`.
+    So a figure draws arms as it draws models (or environments): side by side, or a panel each. Lines of the unablated
+    model keep their name, as do all lines of a table without the column `ablation`.
 
     Raises:
         MissingTable, FigureError: as `read_table`.
@@ -258,7 +258,7 @@ def selected_heads(heads: pd.DataFrame) -> Heads:
 
 
 def read_effects(run: Path, metric: str = "logprob") -> pd.DataFrame:
-    """The rows of `effects.csv` that are of z at the candidate positions between pre and neut: heads and Δcopy.
+    """The rows of `effects.csv` that are of z at the action positions between pre and neut: heads and Δcopy.
 
     Of one metric, whose Δcopy the shares are of.
 
@@ -269,7 +269,7 @@ def read_effects(run: Path, metric: str = "logprob") -> pd.DataFrame:
     wanted = {"site": "z", "at": "candidate", "from": "pre", "to": "neut"}
     rows = table[(table[list(wanted)] == list(wanted.values())).all(axis=1)]
     if rows.empty:
-        raise MissingTable("effects.csv has no rows of site z at the candidate positions from pre to neut.")
+        raise MissingTable("effects.csv has no rows of site z at the action positions from pre to neut.")
     return rows
 
 

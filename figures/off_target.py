@@ -1,8 +1,8 @@
 """What an ablation changes beside its target, against the number of ablated heads: a panel a quantity.
 
-Reads offtarget.csv. Selected heads: mean change from the whole model with its 95 % interval, filled where the interval
-lies inside ±delta ("shown to be unchanged"), hollow where it does not. Controls: the range of their mean changes. The
-grey band is ±delta, which is in the quantity's own unit.
+Reads offtarget.csv. Selected heads: mean change from the unablated model with its 95 % interval, filled where the
+interval lies inside ±delta ("shown to be unchanged"), hollow where it does not. Controls: the range of their mean
+changes. The grey band is ±delta, which is in the quantity's own unit.
 """
 
 from __future__ import annotations

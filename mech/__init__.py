@@ -12,7 +12,7 @@ from mech.lazy import lazily
 
 if TYPE_CHECKING:
     from mech.decoding.decode import Decoding, Turn, decode
-    from mech.decoding.kv_sequence import Chain
+    from mech.decoding.kv_sequence import KVSequence
     from mech.engine.engine import Engine, Run
     from mech.engine.queries import Query, Score
     from mech.errors import InputError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         replace_heads,
         scale_heads,
     )
-    from mech.interventions.persistent import Standing
+    from mech.interventions.persistent import PersistentIntervention
     from mech.interventions.sites import kv_head_of
     from mech.load import load_model
     from mech.models.model import Model
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NOTHING",
     "Attribution",
-    "Chain",
+    "KVSequence",
     "Cut",
     "Decoding",
     "Edit",
@@ -49,7 +49,7 @@ __all__ = [
     "Query",
     "Run",
     "Score",
-    "Standing",
+    "PersistentIntervention",
     "Turn",
     "attribute",
     "cut_edges",
@@ -64,7 +64,7 @@ __all__ = [
 
 _HOMES = {
     "Attribution": "mech.patching.attribution",
-    "Chain": "mech.decoding.kv_sequence",
+    "KVSequence": "mech.decoding.kv_sequence",
     "Cut": "mech.interventions.intervention",
     "Decoding": "mech.decoding.decode",
     "Edit": "mech.interventions.intervention",
@@ -78,7 +78,7 @@ _HOMES = {
     "Query": "mech.engine.queries",
     "Run": "mech.engine.engine",
     "Score": "mech.engine.queries",
-    "Standing": "mech.interventions.persistent",
+    "PersistentIntervention": "mech.interventions.persistent",
     "Turn": "mech.decoding.decode",
     "attribute": "mech.patching.attribution",
     "cut_edges": "mech.interventions.intervention",

@@ -15,7 +15,7 @@ from probes.items.item import Item, load_items
 from probes.measures.measures import measure
 from probes.prompts.conditions import CORE
 from probes.prompts.wording import Wording, load_wording
-from probes.scoring.score import asks, score_item
+from probes.scoring.score import build_queries, score_item
 from tests.tolerances import IDENTITY, NATS, ROW_NATS
 
 ITEMS = ("toolshed-0000-s0-hallucinated_entity-2", "toolshed-0001-s1-tool_typo-0")
@@ -63,9 +63,9 @@ def test_token_counts_are_the_published_ones(
     published = pd.read_csv(reference_dir / "ref_scores_smollm2-135m_sample.csv")
     published = published[(published["env"] == env) & published["item_id"].isin(items)]
     ours = {
-        (name, ask.condition, ask.candidate): (len(ask.query.action), len(ask.query.prompt))
+        (name, scoring.condition, scoring.candidate): (len(scoring.query.action), len(scoring.query.prompt))
         for name in published["item_id"].unique()
-        for ask in asks(smollm2, items[name], list(published["condition"].unique()), wording)
+        for scoring in build_queries(smollm2, items[name], list(published["condition"].unique()), wording)
     }
     assert len(published) >= 60
     for row in published.itertuples():

@@ -191,7 +191,7 @@ class Service(Peer):
             if soft != hard:
                 resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
-    def ask(self, tag: bytes, *values: Any) -> Any:
+    def scoring(self, tag: bytes, *values: Any) -> Any:
         """Have the examiner call, or take the next value of, what a test handed over. StopIteration at its end."""
         if self.thread() != self.main_thread:
             raise RuntimeError("what a test handed over works in the main thread only")
@@ -263,7 +263,7 @@ class Service(Peer):
         if code == b"p":
 
             def made(*arguments: Any, **named: Any) -> Any:
-                return self.ask(b"c", made, arguments, tuple(named), tuple(named.values()))
+                return self.scoring(b"c", made, arguments, tuple(named), tuple(named.values()))
 
             made.__name__ = made.__qualname__ = name
         elif code == b"&":
@@ -283,7 +283,7 @@ class Service(Peer):
     def _values(self, number: int) -> Iterator[Any]:
         while True:
             try:
-                value = self.ask(b"n", self.objects[number])
+                value = self.scoring(b"n", self.objects[number])
             except StopIteration:
                 return
             yield value

@@ -50,7 +50,7 @@ from mech.patching.patch import all_heads, patch_heads, patched_query
 from probes.items.item import Item, select_items
 from probes.prompts.conditions import parse_conditions
 from probes.prompts.wording import Wording
-from probes.scoring.score import asks, decision_run, system_length
+from probes.scoring.score import build_queries, decision_run, system_length
 
 REPEATS = Option("repeats", positive, 2, "rounds; the median of a method's times counts")
 TWO = Option("limit", positive, 2, "take a balanced sample of this many items")
@@ -97,9 +97,9 @@ def scoring_methods(
 ) -> list[Method]:
     """The ways to score an item under the core conditions; `sample` sequences without a cache."""
     model = engine.model
-    questions = asks(model, item, parse_conditions("core"), wording)
-    queries = [ask.query for ask in questions]
-    names = [f"{ask.condition}|{ask.candidate}" for ask in questions]
+    questions = build_queries(model, item, parse_conditions("core"), wording)
+    queries = [scoring.query for scoring in questions]
+    names = [f"{scoring.condition}|{scoring.candidate}" for scoring in questions]
     shared = min(system_length(model, item), common_prefix([query.prompt[:-1] for query in queries]))
     system = queries[0].prompt[:shared]
     some = spread(range(len(queries)), sample)
@@ -115,7 +115,7 @@ def scoring_methods(
 
     flop = scoring_flop(model, queries, shared)
     return [
-        Method("scoring", "packed rows", packed, lambda: engine.trunk(system), flop=flop),
+        Method("scoring", "packed rows", packed, lambda: engine.prefix_cache(system), flop=flop),
         Method("scoring", "sequential, prefix-cached SDPA", sequential, lambda: cached.warm(system)),
         Method("scoring", "full SDPA forwards", full, done=len(some), of=len(queries)),
     ]

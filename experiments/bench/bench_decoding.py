@@ -14,7 +14,7 @@ import torch
 
 from experiments.bench.bench_timing import Method
 from mech.decoding.decode import DRAFT, Decoding, Ends, decode
-from mech.decoding.kv_sequence import Chain
+from mech.decoding.kv_sequence import KVSequence
 from mech.engine.engine import Engine
 from mech.engine.queries import token_logprobs
 from mech.models.chat import render
@@ -36,9 +36,11 @@ def decoding_methods(engine: Engine, stock: Any, item: Item, wording: Wording) -
     ends = sorted(Ends(model).turn)
     written: list[tuple[int, ...]] = []
 
-    def chain(draft: int, shared: int = 0) -> Mapping[str, float]:
+    def kv_sequence(draft: int, shared: int = 0) -> Mapping[str, float]:
         turns = [
-            decode(Chain(model, engine.trunk(prompt[:shared])), prompt, Decoding(N_NEW, draft=draft))
+            decode(
+                KVSequence(model, engine.prefix_cache(prompt[:shared])), prompt, Decoding(N_NEW, draft=draft)
+            )
             for prompt in prompts
         ]
         tokens = [(*turn.tokens, *(() if turn.end is None else (turn.end,))) for turn in turns]
@@ -49,12 +51,12 @@ def decoding_methods(engine: Engine, stock: Any, item: Item, wording: Wording) -
         return _same(written, tokens, sums)
 
     def ready() -> object:
-        return engine.trunk(system)
+        return engine.prefix_cache(system)
 
     ways: list[tuple[str, Callable[[], Mapping[str, float]]]] = [
-        ("chain, guesses verified", lambda: chain(DRAFT)),
-        ("chain, one token a forward", lambda: chain(0)),
-        ("chain over a kept system prompt", lambda: chain(DRAFT, len(system))),
+        ("chain, guesses verified", lambda: kv_sequence(DRAFT)),
+        ("chain, one token a forward", lambda: kv_sequence(0)),
+        ("chain over a kept system prompt", lambda: kv_sequence(DRAFT, len(system))),
         ("transformers greedy, cache, SDPA", generate),
     ]
     return [Method(PART, name, work, ready) for name, work in ways]

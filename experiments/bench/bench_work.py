@@ -3,9 +3,9 @@
     a token in a layer    2 · (entries of the layer's matrices)  +  4 · n_heads · d_head · (keys it sees)
     a position read       2 · d_model · d_vocab
 
-Keys are the trunk, the ancestors and the token itself; the factor 4 is the scores and the weighted values. A token's
-keys that a row computes and masks, norms, rotations, softmaxes and the trunk itself are not counted: the first is
-waste, the others small or done once. Sliding layers count as full ones.
+Keys are the prefix cache, the ancestors and the token itself; the factor 4 is the scores and the weighted values. A
+token's keys that a row computes and masks, norms, rotations, softmaxes and the prefix cache itself are not counted:
+the first is waste, the others small or done once. Sliding layers count as full ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def read_flop(model: Model, n_positions: int) -> int:
 
 
 def scoring_flop(model: Model, queries: Sequence[Query], shared: int) -> int:
-    """Scoring these queries over a trunk of their first `shared` tokens: each distinct token once, each read once."""
+    """Scoring these queries over the cache of their first `shared` tokens: each distinct token once, each read once."""
     trie = Trie(shared)
     read: set[int] = set()
     for query in queries:
@@ -48,7 +48,7 @@ def scoring_flop(model: Model, queries: Sequence[Query], shared: int) -> int:
 
 
 def sweep_flop(model: Model, query: Query, heads: Iterable[Head]) -> int:
-    """Patching one head after another: the candidate positions from the head's own layer on, then read."""
+    """Patching one head after another: the action positions from the head's own layer on, then read."""
     layers = [layer_flop(model, layer, query.candidate) for layer in range(model.n_layers)]
     read = read_flop(model, len(query.action))
     return sum(sum(layers[head.layer :]) + read for head in heads)

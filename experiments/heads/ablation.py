@@ -3,8 +3,8 @@
     mean        its mean over all positions of the `pre` contexts of the reference items
     mean-role   its mean over the reference items' positions of the same role under the same condition, the action
                 included (`probes.scoring.roles`): what z is in such a place, without what it says of this one
-    resample    what it was in another decision point under the same condition: candidate positions from the
-                candidate positions of a reference item's own action, in order; at all positions, each other one from
+    resample    what it was in another decision point under the same condition: action positions from the
+                action positions of a reference item's own action, in order; at all positions, each other one from
                 a drawn position of the same role. A fresh donor for every item and draw, one for all heads, the same
                 under every condition, so that differences of conditions are paired
     zero        0
@@ -13,7 +13,7 @@
                 (`mech.patching.optimal_constants`; Li & Janson 2024, "Optimal ablation for interpretability",
                 arXiv:2409.09951)
 
-At all positions the shared prefix is recomputed under the ablation; at the candidate positions alone it is not. What
+At all positions the shared prefix is recomputed under the ablation; at the action positions alone it is not. What
 resample and mean-role put there depends on the question, so every question has an intervention of its own:
 `Replacement.interventions`. The reference items are of other tasks than every measured one (`reference_sets`).
 """
@@ -37,7 +37,7 @@ from experiments.run.session import Session
 from experiments.run.study import Option, positive
 from mech.engine.capture import everything_names
 from mech.engine.engine import Run
-from mech.engine.sweep import score_changes
+from mech.engine.sweep import score_interventions
 from mech.engine.trie import common_prefix
 from mech.errors import InputError
 from mech.heads import HeadSet
@@ -48,7 +48,7 @@ from probes.items.item import Item
 from probes.prompts.conditions import lacking
 from probes.scoring.record import system_length
 from probes.scoring.roles import position_roles
-from probes.scoring.score import Ask, asks, score_row
+from probes.scoring.score import ScoringQuery, build_queries, score_row
 
 __all__ = [
     "MIN_REFERENCE",
@@ -68,7 +68,7 @@ ABLATE = Option(
     "ablate",
     str,
     "none",
-    "an ablation beside the whole model, repeatable: top:16, names, a head list, not:…, random:16; then @how=…",
+    "an ablation beside the unablated model, repeatable: top:16, names, a head list, not:…, random:16; then @how=…",
     repeatable=True,
 )
 HOW = Option("how", str, "mean", "what takes the place of their z", METHODS)
@@ -93,7 +93,7 @@ class Donors:
     session: Session
     reference: ReferenceSet
     _kept: OrderedDict[tuple[str, str, str, bool], _Z] = field(default_factory=OrderedDict)
-    _asks: dict[tuple[str, str, str], Ask] = field(default_factory=dict)
+    _asks: dict[tuple[str, str, str], ScoringQuery] = field(default_factory=dict)
     _means: dict[tuple[str, str, bool], RoleMeans] = field(default_factory=dict)
 
     def of(self, item: Item, condition: str, n: int) -> list[Item]:
@@ -119,33 +119,35 @@ class Donors:
             for draw, one in enumerate(chosen)
         ]
 
-    def ask(self, donor: Item, condition: str, candidate: str) -> Ask:
+    def scoring(self, donor: Item, condition: str, candidate: str) -> ScoringQuery:
         """The donor's own question: its action of the same name (its failed one where it has none), turn ended."""
         name = candidate if candidate in donor.candidates() else "failed"
         key = (donor.item_id, condition, name)
         if key not in self._asks:
-            [self._asks[key]] = asks(
+            [self._asks[key]] = build_queries(
                 self.session.model, donor, [condition], self.session.wording, [name], NOTHING, None, True
             )
         return self._asks[key]
 
-    def z(self, ask: Ask, everywhere: bool) -> _Z:
-        """Z of all heads in a question: at its candidate positions, or at all of them."""
-        key = (ask.item.item_id, ask.condition, ask.candidate, everywhere)
+    def z(self, scoring: ScoringQuery, everywhere: bool) -> _Z:
+        """Z of all heads in a question: at its action positions, or at all of them."""
+        key = (scoring.item.item_id, scoring.condition, scoring.candidate, everywhere)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        z = kept_z(self.session, ask, everywhere)
+        z = kept_z(self.session, scoring, everywhere)
         self._kept[key] = z
         while sum(one.nbytes for one in self._kept.values()) > CACHED_BYTES and len(self._kept) > 1:
             self._kept.popitem(last=False)
         return z
 
-    def roles(self, ask: Ask, everywhere: bool) -> tuple[str, ...]:
-        """The role of every position of a question, or of its candidate positions."""
+    def roles(self, scoring: ScoringQuery, everywhere: bool) -> tuple[str, ...]:
+        """The role of every position of a question, or of its action positions."""
         if not everywhere:
-            return ("last_prompt", *["action" for _ in ask.query.action[1:]])
-        return position_roles(self.session.model, ask.item, ask.condition, self.session.wording, ask.query)
+            return ("last_prompt", *["action" for _ in scoring.query.action[1:]])
+        return position_roles(
+            self.session.model, scoring.item, scoring.condition, self.session.wording, scoring.query
+        )
 
     def role_means(self, condition: str, candidate: str, everywhere: bool) -> RoleMeans:
         """Means by role over the reference items under this condition, each with its own action.
@@ -158,22 +160,22 @@ class Donors:
             means = RoleMeans()
             for item in self.reference.donors:
                 if lacking(item, condition) is None:
-                    ask = self.ask(item, condition, candidate)
-                    means.add(self.z(ask, everywhere), self.roles(ask, everywhere))
+                    scoring = self.scoring(item, condition, candidate)
+                    means.add(self.z(scoring, everywhere), self.roles(scoring, everywhere))
             if not means.counts:
                 raise InputError(f"No reference item can be put under {condition}: mean-role needs one.")
             self._means[key] = means
         return self._means[key]
 
 
-def kept_z(session: Session, ask: Ask, everywhere: bool) -> _Z:
-    """Z of every head at a question's candidate positions, or at all of its positions, by one clean run."""
-    model, query = session.model, ask.query
+def kept_z(session: Session, scoring: ScoringQuery, everywhere: bool) -> _Z:
+    """Z of every head at a question's action positions, or at all of its positions, by one clean run."""
+    model, query = session.model, scoring.query
     names = everything_names(model, "attn.hook_z")
     if everywhere:
         run = session.engine.run(query, names, 0, {"every": range(len(query.tokens))})
         return torch.stack([run.at["every"][name] for name in names])
-    shared = min(system_length(model, ask.item), len(query.prompt) - 1)
+    shared = min(system_length(model, scoring.item), len(query.prompt) - 1)
     run = session.engine.run(query, names, shared)
     return torch.stack([run.cache[name] for name in names])
 
@@ -185,13 +187,13 @@ def resampled(
     n_candidate: tuple[int, int],
     rng: Any,
 ) -> Float[Tensor, "layer place head d_head"]:
-    """A donor's z laid out for a recipient: prompt positions by role, candidate positions in order.
+    """A donor's z laid out for a recipient: prompt positions by role, action positions in order.
 
     Args:
-        donor: its z at all positions, or (without roles) at its candidate positions.
-        recipient_roles: of all positions of the recipient; empty for its candidate positions alone.
+        donor: its z at all positions, or (without roles) at its action positions.
+        recipient_roles: of all positions of the recipient; empty for its action positions alone.
         donor_roles: of all positions of the donor; empty likewise.
-        n_candidate: how many candidate positions recipient and donor have.
+        n_candidate: how many action positions recipient and donor have.
         rng: draws the prompt positions.
     """
     n, n_donor = n_candidate
@@ -238,13 +240,13 @@ class Replacement:
         """Whether the values depend on the question that is asked."""
         return self.how in BY_QUESTION
 
-    def interventions(self, heads: HeadSet | None, where: str, ask: Ask) -> list[Intervention]:
+    def interventions(self, heads: HeadSet | None, where: str, scoring: ScoringQuery) -> list[Intervention]:
         """What is done to these heads in this very question: one intervention a draw.
 
         Args:
-            heads: which; None is the whole model.
+            heads: which; None is the unablated model.
             where: "all" or "candidate".
-            ask: the question: its item, condition, candidate and positions.
+            scoring: the question: its item, condition, candidate and positions.
 
         Raises:
             InputError: no donor can be put under the question's condition.
@@ -254,21 +256,21 @@ class Replacement:
         if not self.by_question:
             return [self.fixed(heads, where)]
         donors, everywhere = self._donors(), where == "all"
-        at: Where = tuple(range(len(ask.query.tokens))) if everywhere else "candidate"
-        roles = donors.roles(ask, everywhere)
+        at: Where = tuple(range(len(scoring.query.tokens))) if everywhere else "candidate"
+        roles = donors.roles(scoring, everywhere)
         if self.how == "mean-role":
-            means = donors.role_means(ask.condition, ask.candidate, everywhere)
+            means = donors.role_means(scoring.condition, scoring.candidate, everywhere)
             values = means.at(roles)
             return [replace_heads(heads, values.to(donors.session.model.dtype), at)]
         found = []
-        for draw, donor in enumerate(donors.of(ask.item, ask.condition, self.draws)):
-            asked = donors.ask(donor, ask.condition, ask.candidate)
-            rng = donors.session.rng_for(f"donor positions/{ask.item.item_id}/{draw}")
+        for draw, donor in enumerate(donors.of(scoring.item, scoring.condition, self.draws)):
+            asked = donors.scoring(donor, scoring.condition, scoring.candidate)
+            rng = donors.session.rng_for(f"donor positions/{scoring.item.item_id}/{draw}")
             z = resampled(
                 donors.z(asked, everywhere),
                 roles if everywhere else (),
                 donors.roles(asked, True) if everywhere else (),
-                (len(ask.query.action), len(asked.query.action)),
+                (len(scoring.query.action), len(asked.query.action)),
                 rng,
             )
             found.append(replace_heads(heads, z, at))
@@ -328,8 +330,8 @@ class Replacement:
         for item in donors.reference.items[:FITTED_ITEMS]:
             names = [name for name in ("failed", "gold") if name in item.candidates()]
             for condition in ("pre", "neut"):
-                asked = asks(session.model, item, [condition], session.wording, names)
-                found.append([ask.query for ask in asked])
+                asked = build_queries(session.model, item, [condition], session.wording, names)
+                found.append([scoring.query for scoring in asked])
         return found
 
     def with_draws(self, draws: int) -> Replacement:
@@ -419,21 +421,23 @@ def score_under(
         session: whose engine, wording and streams.
         item: the decision point.
         names: conditions.
-        candidates: names out of `item.candidates()`; None as in `probes.scoring.score.asks`.
+        candidates: names out of `item.candidates()`; None as in `probes.scoring.score.build_queries`.
         put: what takes the place of z.
-        heads: of which heads; None is the whole model.
+        heads: of which heads; None is the unablated model.
         where: "all" or "candidate".
-        distractors_in: as in `probes.scoring.score.asks`.
-        clean: clean runs that several sets of heads share, for ablations at the candidate positions: much cheaper
+        distractors_in: as in `probes.scoring.score.build_queries`.
+        clean: clean runs that several sets of heads share, for ablations at the action positions: much cheaper
             than a run a set, and equal to it within rounding.
 
     Raises:
-        InputError: as `probes.scoring.score.asks` and `Replacement.interventions`.
+        InputError: as `probes.scoring.score.build_queries` and `Replacement.interventions`.
         FloatingPointError: a logit is not finite.
     """
-    questions = asks(session.model, item, names, session.wording, candidates, NOTHING, distractors_in, True)
-    changes = [put.interventions(heads, where, ask) for ask in questions]
-    prompts = [ask.query.prompt[:-1] for ask in questions]
+    questions = build_queries(
+        session.model, item, names, session.wording, candidates, NOTHING, distractors_in, True
+    )
+    changes = [put.interventions(heads, where, scoring) for scoring in questions]
+    prompts = [scoring.query.prompt[:-1] for scoring in questions]
     shared = min(system_length(session.model, item), common_prefix(prompts))
     if put.by_question and where == "all" and heads is not None:
         shared = 0  # every position has a value of its own: nothing is shared
@@ -441,32 +445,32 @@ def score_under(
     if where == "candidate" and (put.by_question or clean is not None):
         return _side_by_side(clean or CleanRuns(session), questions, changes, shared)
     changed = [
-        [replace(ask, query=replace(ask.query, intervention=change)) for change in own]
-        for ask, own in zip(questions, changes, strict=True)
+        [replace(scoring, query=replace(scoring.query, intervention=change)) for change in own]
+        for scoring, own in zip(questions, changes, strict=True)
     ]
     for draw in range(len(changes[0])):
         asked = [own[draw] for own in changed]
-        scores = session.engine.score([ask.query for ask in asked], shared)
+        scores = session.engine.score([scoring.query for scoring in asked], shared)
         by_draw.append(
-            [score_row(session.model, ask, score) for ask, score in zip(asked, scores, strict=True)]
+            [score_row(session.model, scoring, score) for scoring, score in zip(asked, scores, strict=True)]
         )
     return by_draw
 
 
 @dataclass(frozen=True, eq=False)
 class CleanRuns:
-    """The last few questions' clean runs, from which any ablation at their candidate positions starts."""
+    """The last few questions' clean runs, from which any ablation at their action positions starts."""
 
     session: Session
     room: int = 8
     _kept: OrderedDict[tuple[str, int], Run] = field(default_factory=OrderedDict)
 
-    def of(self, ask: Ask, shared: int) -> Run:
+    def of(self, scoring: ScoringQuery, shared: int) -> Run:
         """The run of a question that kept the residual stream before every block."""
-        key = (ask.query.key, shared)
+        key = (scoring.query.key, shared)
         if key not in self._kept:
             names = everything_names(self.session.model, "hook_resid_pre")
-            self._kept[key] = self.session.engine.run(ask.query, names, shared)
+            self._kept[key] = self.session.engine.run(scoring.query, names, shared)
         self._kept.move_to_end(key)
         while len(self._kept) > self.room:
             self._kept.popitem(last=False)
@@ -474,14 +478,17 @@ class CleanRuns:
 
 
 def _side_by_side(
-    clean: CleanRuns, questions: Sequence[Ask], changes: Sequence[Sequence[Intervention]], shared: int
+    clean: CleanRuns,
+    questions: Sequence[ScoringQuery],
+    changes: Sequence[Sequence[Intervention]],
+    shared: int,
 ) -> list[list[dict[str, Any]]]:
-    """Rows by draw: every question is run once, and its draws as copies of its candidate positions."""
+    """Rows by draw: every question is run once, and its draws as copies of its action positions."""
     engine = clean.session.engine
     by_draw: list[list[dict[str, Any]]] = [[] for _ in changes[0]]
-    for ask, own in zip(questions, changes, strict=True):
-        scores = score_changes(engine, clean.of(ask, shared), own)
+    for scoring, own in zip(questions, changes, strict=True):
+        scores = score_interventions(engine, clean.of(scoring, shared), own)
         for draw, score in enumerate(scores):
-            told = replace(ask, query=replace(ask.query, intervention=own[draw]))
+            told = replace(scoring, query=replace(scoring.query, intervention=own[draw]))
             by_draw[draw].append(score_row(engine.model, told, score))
     return by_draw

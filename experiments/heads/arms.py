@@ -1,4 +1,4 @@
-"""Ablation arms: several ablations, and the whole model, as conditions of one study in one run folder.
+"""Ablation arms: several ablations, and the unablated model, as conditions of one study in one run folder.
 
     --ablate top:16 --ablate random:16 --ablate top:16@how=resample
 
@@ -24,7 +24,7 @@ from experiments.heads.spec import choose_heads
 from experiments.run.session import Session
 from mech.errors import InputError
 from mech.heads import HeadSet
-from probes.scoring.score import Ask
+from probes.scoring.score import ScoringQuery
 from probes.stats.layout import UNABLATED
 
 PLACES = WHERE.choices or ()
@@ -59,12 +59,12 @@ class ArmSpec:
 
 
 Shares = Literal["prompts", "arm", "nothing"]
-"""What the questions of an item share: the whole model's prompts, their arm's, or nothing (each has its own values)."""
+"""What the questions of an item share: the unablated prompts, their arm's, or nothing (each has its own values)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """One arm: its label, the heads and what takes the place of their z (None: the whole model), and where."""
+    """One arm: its label, the heads and what takes the place of their z (None: the unablated model), and where."""
 
     label: str
     heads: HeadSet | None = None
@@ -78,8 +78,8 @@ class Arm:
             return "arm"
         return "prompts" if self.where == "candidate" else "nothing"
 
-    def asks(self, questions: Sequence[Ask]) -> list[Ask]:
-        """The questions of the whole model, under this arm: one intervention each, or one a draw.
+    def build_queries(self, questions: Sequence[ScoringQuery]) -> list[ScoringQuery]:
+        """The questions of the unablated model, under this arm: one intervention each, or one a draw.
 
         Raises:
             InputError: as `Replacement.interventions`.
@@ -87,8 +87,8 @@ class Arm:
         if self.instead is None:
             return list(questions)
         return [
-            ask.under(self.label, self.instead.interventions(self.heads, self.where, ask))
-            for ask in questions
+            scoring.under(self.label, self.instead.interventions(self.heads, self.where, scoring))
+            for scoring in questions
         ]
 
 
@@ -97,7 +97,7 @@ WHOLE = Arm(UNABLATED)
 
 @dataclass(frozen=True, eq=False)
 class Arms:
-    """The arms of a study, the whole model first; `about` and `derived` as `session.open_run` takes them."""
+    """The arms of a study, the unablated model first; `about` and `derived` as `session.open_run` takes them."""
 
     arms: tuple[Arm, ...] = (WHOLE,)
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -136,7 +136,7 @@ def parse_arms(args: argparse.Namespace) -> list[ArmSpec]:
     for spec in specs:
         if spec.label == UNABLATED:
             raise InputError(
-                f"--ablate '{spec.text}' would be called '{UNABLATED}', as the whole model is: rename the file."
+                f"--ablate '{spec.text}' would be called '{UNABLATED}', as the unablated model is: rename the file."
             )
         if spec.label in labels:
             other = labels[spec.label]
@@ -147,7 +147,7 @@ def parse_arms(args: argparse.Namespace) -> list[ArmSpec]:
 
 
 def ablation_arms(session: Session, args: argparse.Namespace, tasks: Collection[str] = ()) -> Arms:
-    """The arms that the options ask for, the whole model first; what takes the place of z is computed once a way.
+    """The arms that the options ask for, the unablated model first; what takes the place of z is computed once a way.
 
     Args:
         session: the model, and the measured items, whose tasks are no reference.
@@ -190,7 +190,7 @@ def ablation_arms(session: Session, args: argparse.Namespace, tasks: Collection[
     return Arms(tuple(arms), {"ablations": about}, {"ablations": derived})
 
 
-def grouped(arms: Sequence[Arm], questions: Sequence[Ask]) -> Iterator[list[Ask]]:
+def grouped(arms: Sequence[Arm], questions: Sequence[ScoringQuery]) -> Iterator[list[ScoringQuery]]:
     """The questions of an item under every arm, in the groups in which they are scored.
 
     The whole model's are by themselves, and so are those of an arm that acts on the prompt, which is run under it:
@@ -201,14 +201,16 @@ def grouped(arms: Sequence[Arm], questions: Sequence[Ask]) -> Iterator[list[Ask]
     """
     for arm in arms:
         if arm.shares == "arm":
-            yield arm.asks(questions)
+            yield arm.build_queries(questions)
         elif arm.shares == "nothing":
             for question in questions:
-                yield arm.asks([question])
-    sharing = [arm.asks(questions) for arm in arms if arm.shares == "prompts"]
+                yield arm.build_queries([question])
+    sharing = [arm.build_queries(questions) for arm in arms if arm.shares == "prompts"]
     if sharing:
-        names = dict.fromkeys(ask.condition for ask in questions)
-        yield [ask for name in names for asked in sharing for ask in asked if ask.condition == name]
+        names = dict.fromkeys(scoring.condition for scoring in questions)
+        yield [
+            scoring for name in names for asked in sharing for scoring in asked if scoring.condition == name
+        ]
 
 
 def _parse(text: str, args: argparse.Namespace) -> ArmSpec:

@@ -3,7 +3,7 @@
 random           as many heads in each layer, drawn at random                             (`mech.head_scores.controls`)
 norm             of about the same output norm, and of low prefix-matching scores         (`mech.head_scores.strength`)
 damage           as many random heads as cost log p(reference action | pre) what the selected ones cost it, under mean
-                 ablation at the candidate positions on the reference items               (`mech.head_scores.damage`)
+                 ablation at the action positions on the reference items               (`mech.head_scores.damage`)
 previous_token   the best k heads by that score, selected ones left out
 sink             the best k by attention to the first position, likewise
 complement       all other heads
@@ -25,7 +25,7 @@ from experiments.heads.reference_sets import ReferenceSet, reference_set
 from experiments.run.session import Session
 from experiments.run.study import Option
 from mech.engine.engine import Run
-from mech.engine.sweep import score_changes
+from mech.engine.sweep import score_interventions
 from mech.errors import InputError
 from mech.head_scores.controls import distinct_controls
 from mech.head_scores.damage import damage_matched
@@ -188,7 +188,7 @@ def _damage(
 
 
 def damage_of(session: Session, reference: ReferenceSet) -> Callable[[Sequence[HeadSet]], list[float]]:
-    """What mean ablation at the candidate positions costs log p(reference action | pre), nats a reference item.
+    """What mean ablation at the action positions costs log p(reference action | pre), nats a reference item.
 
     Items without a reference action lend their failed one.
     """
@@ -201,7 +201,7 @@ def damage_of(session: Session, reference: ReferenceSet) -> Callable[[Sequence[H
     def measure(sets: Sequence[HeadSet]) -> list[float]:
         changes = [replace_heads(heads, mean, "candidate") for heads in sets]
         costs = [
-            [run.score.total - score.total for score in score_changes(session.engine, run, changes)]
+            [run.score.total - score.total for score in score_interventions(session.engine, run, changes)]
             for run in runs
         ]
         return [float(cost) for cost in np.mean(costs, axis=0)]

@@ -26,7 +26,7 @@ from mech.errors import InputError
 from mech.patching.means import MeanZ, mean_z
 from probes.items.item import Item, item_line, load_items
 from probes.prompts.unrelated import with_unrelated
-from probes.scoring.score import asks
+from probes.scoring.score import build_queries
 
 MIN_REFERENCE = (
     30  # different contexts; fewer (unless fewer are asked for) say more of those than of contexts
@@ -189,7 +189,10 @@ def _at_most(pool: Sequence[Item], n_measured: int, least: int) -> str:
 
 
 def _prompts(session: Session, items: Sequence[Item]) -> list[_Prompt]:
-    return [asks(session.model, item, ["pre"], session.wording, ["failed"])[0].query.prompt for item in items]
+    return [
+        build_queries(session.model, item, ["pre"], session.wording, ["failed"])[0].query.prompt
+        for item in items
+    ]
 
 
 def _context(item: Item) -> tuple[object, ...]:

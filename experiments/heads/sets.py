@@ -32,7 +32,7 @@ class Ablated:
     Attributes:
         label: the selected set's name, a control's with /KINDn behind it.
         kind: none, selected, or a kind of control (`experiments.heads.control_sets.KINDS`).
-        heads: which; None for the whole model.
+        heads: which; None for the unablated model.
         k: how many heads the selected set has; of a control, those of the set that it controls.
         displaced: heads that had to come from another layer than the one they stand for.
         ratio: of a norm or damage control, what it was matched in over that of the selected set.

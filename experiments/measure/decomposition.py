@@ -19,7 +19,7 @@ from experiments.measure.measuring import Tables, derive, score_all
 from experiments.run.left_out import conditions_of, noted, of_candidates, of_conditions, write_left_out
 from experiments.run.session import about_items, open_run, open_session
 from experiments.run.study import DELTA, ON_ITEMS, ON_MODEL, RUNNING, Report, Study
-from experiments.run.tables import arms_text, estimate_text, meter_text, summary_text, whole_model
+from experiments.run.tables import arms_text, estimate_text, forwards_text, summary_text, whole_model
 from probes.prompts.conditions import CORE
 from probes.scoring.score import DISTRACTORS_IN
 from probes.stats.families import family_lines
@@ -51,8 +51,8 @@ SHOWN = (
 
 def run(args: argparse.Namespace) -> Report:
     """Score what is missing, derive the tables, and print the split of each environment."""
-    tables, meter = measured(args)
-    return Report(f"{text(tables)}\n{meter}\nwritten to {args.out}")
+    tables, forwards = measured(args)
+    return Report(f"{text(tables)}\n{forwards}\nwritten to {args.out}")
 
 
 def measured(args: argparse.Namespace) -> tuple[Tables, str]:
@@ -72,9 +72,9 @@ def measured(args: argparse.Namespace) -> tuple[Tables, str]:
         )
         tables = derive(folder, session, args.delta, arms.labels)
         notes = [*write_left_out(folder, session), *arms.notes]
-        meter = session.engine.meter
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, **arms.fitted})
-    return tables, "\n".join([*notes, meter_text(meter.ran, meter.saved)])
+        forwards = session.engine.forwards
+        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved, **arms.fitted})
+    return tables, "\n".join([*notes, forwards_text(forwards.ran, forwards.saved)])
 
 
 def text(tables: Tables) -> str:

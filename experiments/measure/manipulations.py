@@ -22,7 +22,7 @@ from experiments.run.left_out import (
 )
 from experiments.run.session import about_items, open_run, open_session
 from experiments.run.study import DELTA, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study
-from experiments.run.tables import frame_text, meter_text
+from experiments.run.tables import forwards_text, frame_text
 from probes.items.item import Item
 from probes.prompts.conditions import CONDITIONS, parse_conditions
 from probes.scoring.score import DISTRACTORS_IN
@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> Report:
         score_all(folder, session, names_of, DISTRACTORS_IN, args.quiet, arms.arms)
         tables = derive(folder, session, args.delta, arms.labels)
         notes = [*write_left_out(folder, session), *arms.notes]
-        meter = session.engine.meter
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, **arms.fitted})
+        forwards = session.engine.forwards
+        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved, **arms.fitted})
     shown = tables.manipulations.drop(columns=["model", "n_clusters", "deff", "p", "family_size"])
     lines = ["change of log p(a×) against the standard record, nats per action, and G of the same items"]
     for (env, label), group in shown.groupby(["env", "ablation"], sort=False):
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> Report:
             frame_text(group.drop(columns=["env", "ablation"]).sort_values("delta")),
         ]
     lines += ["", *family_lines(tables.manipulations, "manipulations"), *notes]
-    lines += [meter_text(meter.ran, meter.saved), f"written to {args.out}"]
+    lines += [forwards_text(forwards.ran, forwards.saved), f"written to {args.out}"]
     return Report("\n".join(lines))
 
 

@@ -29,7 +29,7 @@ from probes.measures.manipulations import manipulations
 from probes.measures.measures import measure
 from probes.measures.profiles import profiles
 from probes.prompts.conditions import AS_LONG_AS
-from probes.scoring.score import Ask, asks, question, row_id, score_asks, scored
+from probes.scoring.score import ScoringQuery, build_queries, question, row_id, score_asks, scored
 from probes.stats.bootstrap import summarise
 from probes.stats.layout import UNABLATED
 
@@ -71,7 +71,7 @@ def score_all(
             for name in names
             for one in scored(item, name, distractors_in)
         ]
-        questions = asks(
+        questions = build_queries(
             session.model, item, names, session.wording, None, NOTHING, distractors_in, end_of_turn=True
         )
         if any(one in before for one in wanted):
@@ -81,17 +81,19 @@ def score_all(
             continue
         for group in grouped(arms, questions):
             done = folder.done_ids("scores")
-            if not done.issuperset(ask.id for ask in group):
+            if not done.issuperset(scoring.id for scoring in group):
                 rows = score_asks(session.engine, item, group)
                 folder.append_all("scores", [row for row in rows if row["id"] not in done])
 
 
-def _refuse_other_questions(folder: RunFolder, before: Mapping[str, Any], questions: Sequence[Ask]) -> None:
-    for ask in questions:
-        row = before.get(ask.id)
-        if row is not None and any(row[name] != value for name, value in question(ask).items()):
+def _refuse_other_questions(
+    folder: RunFolder, before: Mapping[str, Any], questions: Sequence[ScoringQuery]
+) -> None:
+    for scoring in questions:
+        row = before.get(scoring.id)
+        if row is not None and any(row[name] != value for name, value in question(scoring).items()):
             raise InputError(
-                f"{folder.path} holds a row '{ask.id}' of another prompt, action or ablation (other items, another "
+                f"{folder.path} holds a row '{scoring.id}' of another prompt, action or ablation (other items, another "
                 "wording or other heads under the same ids): choose another --out."
             )
 

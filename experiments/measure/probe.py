@@ -14,7 +14,7 @@ from experiments.run.left_out import conditions_of, noted, of_candidates, of_con
 from experiments.run.progress import progress
 from experiments.run.session import about_items, open_run, open_session
 from experiments.run.study import CONDITIONS, DELTA, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study
-from experiments.run.tables import arms_text, meter_text, summary_text, whole_model
+from experiments.run.tables import arms_text, forwards_text, summary_text, whole_model
 from mech.engine.capture import everything_names
 from mech.errors import InputError
 from mech.interventions.hooks import hook_point
@@ -24,7 +24,7 @@ from probes.scoring.score import DISTRACTORS_IN, decision_run
 from probes.stats.families import family_lines
 
 KEPT_CONDITIONS = ("pre", "neut", "fail")
-"""With --cache, what is kept of these (where scored): all that `patch` takes donors, residuals and trunks from."""
+"""With --cache, what is kept of these (where scored): all that `patch` takes donors, residuals and prefixes from."""
 
 KEEP = Option(
     "keep",
@@ -70,14 +70,14 @@ def run(args: argparse.Namespace) -> Report:
                     decision_run(session.engine, item, name, wording, keep)
         tables = derive(folder, session, args.delta, arms.labels)
         notes = [*write_left_out(folder, session), *arms.notes]
-        meter = session.engine.meter
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, **arms.fitted})
+        forwards = session.engine.forwards
+        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved, **arms.fitted})
     text = [
         summary_text(whole_model(tables.summary)),
         *arms_text(tables.arms),
         *family_lines(tables.summary, "headline"),
         *notes,
-        meter_text(meter.ran, meter.saved),
+        forwards_text(forwards.ran, forwards.saved),
         f"written to {args.out}",
     ]
     return Report("\n".join(text))

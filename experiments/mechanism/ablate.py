@@ -1,7 +1,7 @@
 """`backfire ablate`: take heads out of the whole run, and measure a difference of conditions again, beside controls.
 
 A head set is frozen before task data are seen (by its score on random tokens, or by name). Its z is replaced at every
-position, prefix included, or at the candidate positions alone, in one way or several (--how;
+position, prefix included, or at the action positions alone, in one way or several (--how;
 `experiments.heads.ablation`). Controls: `experiments.heads.control_sets`. Of both candidates every metric
 (`probes.scoring.contrast`) is kept, under the two conditions of the pair (--from, --to) and under fail. Under the
 same interventions, what should stay: losses on prose, code and random tokens (of ways that need no donor), the
@@ -62,7 +62,7 @@ from experiments.run.study import (
     positive,
     positive_number,
 )
-from experiments.run.tables import frame_text, meter_text
+from experiments.run.tables import forwards_text, frame_text
 from mech.engine.queries import Score
 from mech.errors import InputError
 from mech.head_scores.induction import RepeatedTokens, repeated_tokens
@@ -114,7 +114,7 @@ class Unit:
 
     @property
     def row_id(self) -> str:
-        """The id of the row; the whole model has one row whatever the ways."""
+        """The id of the row; the unablated model has one row whatever the ways."""
         return f"{self.how}|{self.one.label}|{self.item.item_id if self.item else 'prose'}"
 
 
@@ -161,15 +161,20 @@ def run(args: argparse.Namespace) -> Report:
         ]
         notes += [] if reference is None else reference.notes
         fitted = {how: put.fitted() for how, put in puts.items() if put.fits}
-        meter = session.engine.meter
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, "fitted": fitted})
+        forwards = session.engine.forwards
+        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved, "fitted": fitted})
     notes += [
         f"optimal constants of {len(selected)} sets: {fit['loss_at_mean']:.3f} nats a token on the reference items at "
         f"the mean, {fit['loss_fitted']:.3f} fitted"
         for those in fitted.values()
         for fit in those.values()
     ]
-    ending = [*notes, f"{planned} questions", meter_text(meter.ran, meter.saved), f"written to {args.out}"]
+    ending = [
+        *notes,
+        f"{planned} questions",
+        forwards_text(forwards.ran, forwards.saved),
+        f"written to {args.out}",
+    ]
     return Report("\n".join([report(tables, args.metric), *ending]))
 
 

@@ -127,7 +127,7 @@ def _losses(row: dict[Any, Any]) -> dict[str, list[float]]:
 
 
 def by_how(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """(way, its rows with those of the whole model), in the order in which the ways were run."""
+    """(way, its rows with those of the unablated model), in the order in which the ways were run."""
     whole = rows[rows["kind"] == "none"]
     for how in dict.fromkeys(rows.loc[rows["kind"] != "none", "how"]):
         yield str(how), pd.concat([whole, rows[rows["how"] == how]], ignore_index=True)

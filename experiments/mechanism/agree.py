@@ -1,6 +1,6 @@
 """`backfire agree`: do head scores rank heads as their causal effects on Δcopy do?
 
-Effects: those of `backfire patch` in the same folder (z at the candidate positions, pre → neut). Scores: heads.csv, or
+Effects: those of `backfire patch` in the same folder (z at the action positions, pre → neut). Scores: heads.csv, or
 scored here under the seed; and in-context induction on the patched items' own transcripts, which no frozen set may be
 chosen by (`uses_task_data`). transcripts.jsonl → agreement.csv, score_agreement.csv, suppressors.csv: effects on each
 metric rank heads by themselves, so that the tables hold a ranking for each; --metric says which is shown.
@@ -37,7 +37,7 @@ from experiments.run.study import (
     Report,
     Study,
 )
-from experiments.run.tables import frame_text, meter_text
+from experiments.run.tables import forwards_text, frame_text
 from mech.errors import InputError
 from mech.head_scores.transcript_induction import TRANSCRIPT_SCORES
 from probes.effects.agreement import agreement, between_scores
@@ -75,10 +75,10 @@ def run(args: argparse.Namespace) -> Report:
             session,
             args.metric,
         )
-        meter = session.engine.meter
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
+        forwards = session.engine.forwards
+        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved})
     text = "\n\n".join([f"effects on {args.metric}:", *map(frame_text, tables)])
-    return Report("\n".join([text, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
+    return Report("\n".join([text, forwards_text(forwards.ran, forwards.saved), f"written to {args.out}"]))
 
 
 def copy_effects(args: argparse.Namespace) -> pd.DataFrame:

@@ -33,7 +33,7 @@ from experiments.run.progress import progress
 from experiments.run.run_folder import RunFolder
 from experiments.run.session import Session, about_items, open_run, open_session
 from experiments.run.study import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive
-from experiments.run.tables import frame_text, meter_text
+from experiments.run.tables import forwards_text, frame_text
 from mech.engine.engine import Engine, Run
 from mech.engine.queries import Score
 from mech.patching.attribution import attribution_names
@@ -63,13 +63,17 @@ def run(args: argparse.Namespace) -> Report:
         found, missed = write_tables(folder, session, args.screen)
         rows = folder.rows("attributions").to_dict("records")
         notes = [*write_left_out(folder, session), *reference_notes(rows)]
-        meter = session.engine.meter
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, "from_direct": kept.used})
+        forwards = session.engine.forwards
+        folder.finish(
+            {"forwards_run": forwards.ran, "forwards_saved": forwards.saved, "from_direct": kept.used}
+        )
     if kept.used:
         notes.append(f"exact effects of {kept.used} rows are those that `direct` measured in this folder")
     found, missed = (of_metric(table, args.metric) for table in (found, missed))
     text = [f"{args.metric}:", frame_text(found[found["scope"] == "pooled"]), "", frame_text(missed)]
-    return Report("\n".join([*text, *notes, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
+    return Report(
+        "\n".join([*text, *notes, forwards_text(forwards.ran, forwards.saved), f"written to {args.out}"])
+    )
 
 
 def attribute_item(

@@ -68,7 +68,7 @@ from experiments.run.study import (
     positive,
     positive_number,
 )
-from experiments.run.tables import frame_text, meter_text
+from experiments.run.tables import forwards_text, frame_text
 from mech.errors import InputError
 from mech.head_scores.head_lists import head_list_text
 from mech.heads import Head, HeadSet
@@ -167,16 +167,26 @@ def run(args: argparse.Namespace) -> Report:
         folder.write_table("circuit_stability", steady)
         folder.write_table("circuit_stability_summary", summary)
         notes += write_left_out(folder, session)
-        meter = session.engine.meter
+        forwards = session.engine.forwards
         searched = searched_level(search, session.rng_for)
         about_halves = {"sets_of_halves_by": searched}
         folder.finish(
-            {"forwards_run": meter.ran, "forwards_saved": meter.saved, **about_halves, **about_found(found)}
+            {
+                "forwards_run": forwards.ran,
+                "forwards_saved": forwards.saved,
+                **about_halves,
+                **about_found(found),
+            }
         )
     sizes = family_lines(controls[controls["metric"].isin(SHOWN)], "circuit")
     text = [*split_lines(level, tests, args), "", told(found, args), "", _shown(table), ""]
     text += ["beside control sets, by the criterion:", _beside(controls), *sizes, ""]
-    text += [_about_halves(searched, args), _steady(summary), *notes, meter_text(meter.ran, meter.saved)]
+    text += [
+        _about_halves(searched, args),
+        _steady(summary),
+        *notes,
+        forwards_text(forwards.ran, forwards.saved),
+    ]
     return Report("\n".join([*text, f"written to {args.out}"]))
 
 

@@ -30,7 +30,7 @@ from experiments.run.left_out import write_left_out
 from experiments.run.run_folder import RunFolder
 from experiments.run.session import Session, about_items, open_run, open_session
 from experiments.run.study import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Report, Study
-from experiments.run.tables import frame_text, meter_text
+from experiments.run.tables import forwards_text, frame_text
 from mech.heads import Head
 from mech.patching.direct_effect import Parts, direct_names, head_parts, mlp_parts
 from probes.effects.direct import direct_shares
@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> Report:
         measure_all(folder, session, pair, direct_item, "direct", args.quiet)
         table = write_direct(folder, session)
         notes = [*write_left_out(folder, session), *reference_notes(folder.rows("direct").to_dict("records"))]
-        meter = session.engine.meter
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
+        forwards = session.engine.forwards
+        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved})
     here = table[(table["from"] == pair[0]) & (table["to"] == pair[1])]
     notes += family_lines(here[here["metric"] == args.metric], "direct")
     shown = told(of_metric(here, args.metric))
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> Report:
                 f"shares of {args.metric}:",
                 shown,
                 *notes,
-                meter_text(meter.ran, meter.saved),
+                forwards_text(forwards.ran, forwards.saved),
                 f"written to {args.out}",
             ]
         )

@@ -1,7 +1,7 @@
 """`backfire joint`: what the best k heads carry of Δcopy (or of any difference of two conditions), by eight methods.
 
 noise, denoise (z from the other run), mean, mean-role, resample, zero, optimal (z replaced in both runs), knockout
-(attention to the call in TO's record cut), all at the candidate positions; see `probes.effects.joint` for what each
+(attention to the call in TO's record cut), all at the action positions; see `probes.effects.joint` for what each
 effect is. The failed call and the reference are scored under every set and control, so that every metric has its own
 share. Head sets are frozen by their score on repeated random tokens.
 
@@ -50,7 +50,7 @@ from experiments.run.study import (
     not_negative,
     positive,
 )
-from experiments.run.tables import frame_text, meter_text
+from experiments.run.tables import forwards_text, frame_text
 from mech.errors import InputError
 from probes.effects.dose import SINGLE_CONTROLS
 from probes.effects.joint import ABLATIONS, METHODS, carried, off_target
@@ -128,14 +128,14 @@ def run(args: argparse.Namespace) -> Report:
             *notes_of_sets(kinds, about_sets, args),
         ]
         notes += [] if reference is None else reference.notes
-        meter = session.engine.meter
+        forwards = session.engine.forwards
         fitted = {"fitted": puts["optimal"].fitted()} if "optimal" in puts else {}
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, **fitted})
+        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved, **fitted})
     text = [
         told(table, off, pair, args.metric),
         *notes,
         *tested(table, args.metric),
-        meter_text(meter.ran, meter.saved),
+        forwards_text(forwards.ran, forwards.saved),
     ]
     return Report("\n".join([*text, f"written to {args.out}"]))
 

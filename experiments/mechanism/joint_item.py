@@ -1,6 +1,6 @@
 """One item of `backfire joint`: every head set by every method, both candidates scored wherever the effect is read.
 
-A method changes z (or attention) of a set at the candidate positions of a run; rows keep the sums that all
+A method changes z (or attention) of a set at the action positions of a run; rows keep the sums that all
 metrics are made of (`probes.scoring.metric_sums`), clean and under each set. Ablations of a condition do not depend
 on the pair of conditions that is explained: what an earlier pair of the same folder measured is taken from there
 (`known`).
@@ -20,7 +20,7 @@ from experiments.mechanism.joint_controls import DIRECTION
 from experiments.mechanism.pairs import row_id
 from experiments.run.session import Session
 from mech.engine.engine import Run
-from mech.engine.sweep import score_changes, stacked
+from mech.engine.sweep import score_interventions, stacked
 from mech.heads import Head, HeadSet
 from mech.interventions.intervention import Edit, Intervention, cut_edges, replace_heads
 from mech.patching.directions import random_direction
@@ -30,7 +30,7 @@ from probes.items.item import Item
 from probes.scoring.contrast import Contrast, contrast_of
 from probes.scoring.metric_sums import sums_of, token_counts
 from probes.scoring.record import recorded_call
-from probes.scoring.score import Ask, asks, decision_run
+from probes.scoring.score import ScoringQuery, build_queries, decision_run
 from probes.stats.bootstrap import RngFactory
 
 MARKED, ACKNOWLEDGED = "fail", "neut"
@@ -53,13 +53,13 @@ class Decision:
     item: Item
     pair: tuple[str, str]
     contrast: Contrast
-    asks: Mapping[Key, Ask]
+    build_queries: Mapping[Key, ScoringQuery]
     clean: Mapping[Key, Run]
     record: tuple[int, ...] | None = None
     _z: dict[Key, torch.Tensor] = field(default_factory=dict, repr=False)
 
     def z(self, key: Key) -> torch.Tensor:
-        """Z of a clean run at the candidate positions, [layer, pos, head, d_head]."""
+        """Z of a clean run at the action positions, [layer, pos, head, d_head]."""
         if key not in self._z:
             self._z[key] = stacked(self.clean[key], self.session.model, "attn.hook_z")
         return self._z[key]
@@ -67,7 +67,10 @@ class Decision:
     @cached_property
     def lengths(self) -> dict[str, int]:
         """Term → number of its tokens."""
-        tokens = {name: len(self.asks[name, self.pair[0]].query.action) for name in self.contrast.candidates}
+        tokens = {
+            name: len(self.build_queries[name, self.pair[0]].query.action)
+            for name in self.contrast.candidates
+        }
         return token_counts(self.contrast, tokens)
 
 
@@ -83,7 +86,9 @@ def decision(session: Session, item: Item, pair: tuple[str, str], methods: Seque
         keys.append(("failed", MARKED))
     clean, asked = {}, {}
     for candidate, condition in keys:
-        [asked[candidate, condition]] = asks(session.model, item, [condition], session.wording, [candidate])
+        [asked[candidate, condition]] = build_queries(
+            session.model, item, [condition], session.wording, [candidate]
+        )
         clean[candidate, condition] = decision_run(
             session.engine, item, condition, session.wording, candidate=candidate
         )
@@ -119,7 +124,7 @@ def parts_of(at: Decision, method: str, key: Key, puts: Mapping[str, Replacement
         donor = at.z((key[0], low if method == "noise" else high))
         changes = [replace_heads(everyone, donor, "candidate")]
     else:
-        changes = puts[method].interventions(everyone, "candidate", at.asks[key])
+        changes = puts[method].interventions(everyone, "candidate", at.build_queries[key])
     return [{Head(edit.layer, edit.head or 0): edit for edit in change.without_cuts} for change in changes]
 
 
@@ -140,7 +145,7 @@ def interventions(
             found[label] = [cut_edges(heads, at.record)]
             continue
         if method == "optimal":
-            changes = puts[method].interventions(heads, "candidate", at.asks[key])
+            changes = puts[method].interventions(heads, "candidate", at.build_queries[key])
         else:
             changes = [
                 Intervention(tuple(edits[head] for head in heads)) for edits in parts[: draws(method, kind)]
@@ -156,7 +161,7 @@ def elsewhere(change: Intervention, z: torch.Tensor, rng_for: RngFactory) -> Int
     """Every z moved as far as the intervention moves it, per head and position, in a random direction.
 
     Args:
-        change: edits of z at the candidate positions.
+        change: edits of z at the action positions.
         z: of the run that it changes, [layer, pos, head, d_head].
         rng_for: gives the stream of a head. It does not depend on the run: where two candidates or conditions share a
             position, they are moved in one direction.
@@ -167,7 +172,7 @@ def elsewhere(change: Intervention, z: torch.Tensor, rng_for: RngFactory) -> Int
     edits = []
     for edit in change.without_cuts:
         if edit.site != "z" or edit.head is None or edit.where != "candidate":
-            raise ValueError("Only edits of z at the candidate positions have another direction.")
+            raise ValueError("Only edits of z at the action positions have another direction.")
         own = z[edit.layer, :, edit.head]
         value = edit.alpha * own if edit.value is None else edit.value.expand_as(own)
         moved = random_direction(own, value, rng_for(f"direction/L{edit.layer}H{edit.head}"))
@@ -251,7 +256,7 @@ def _scores(
     """Term → label → its value (nats) in every draw."""
     changes = interventions(at, method, key, sets, puts, draws)
     flat = [one for of_set in changes.values() for one in of_set]
-    scores = iter(score_changes(at.session.engine, at.clean[key], flat))
+    scores = iter(score_interventions(at.session.engine, at.clean[key], flat))
     found: dict[str, dict[str, list[float]]] = {}
     for label, of_set in changes.items():
         for _ in of_set:

@@ -1,4 +1,4 @@
-"""`backfire cut`: attention from the candidate positions to the failed call in the record is cut before the softmax.
+"""`backfire cut`: attention from the action positions to the failed call in the record is cut before the softmax.
 
 The most direct test of "the string being there": the call stays in the transcript, and some heads cannot see it from
 where it would be repeated. All heads, the best k by score, as many random heads of the same layers (and other kinds of
@@ -23,7 +23,7 @@ from experiments.run.progress import progress
 from experiments.run.run_folder import RunFolder
 from experiments.run.session import Session, about_items, open_run, open_session
 from experiments.run.study import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive
-from experiments.run.tables import frame_text, meter_text
+from experiments.run.tables import forwards_text, frame_text
 from mech.engine.queries import Query
 from mech.errors import InputError
 from mech.heads import HeadSet
@@ -35,7 +35,7 @@ from probes.items.item import Item
 from probes.scoring.contrast import FORMS, contrast_of
 from probes.scoring.metric_sums import metrics_of, reference_notes, sums_of, token_counts
 from probes.scoring.record import SOURCES, edge_sources
-from probes.scoring.score import asks, system_length
+from probes.scoring.score import build_queries, system_length
 from probes.stats.bootstrap import RngFactory
 from probes.stats.families import corrected, family_lines
 
@@ -68,14 +68,14 @@ def run(args: argparse.Namespace) -> Report:
         table = knockout(folder, everything)
         rows = folder.rows("cuts").to_dict("records")
         notes = [*write_left_out(folder, session), *reference_notes(rows)]
-        meter = session.engine.meter
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
+        forwards = session.engine.forwards
+        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved})
     own = table[(table["from"] == pair[0]) & (table["to"] == pair[1]) & (table["metric"] == args.metric)]
     shown = own[(own["kind"] == "selected") | (own["sources"] == "record")]
     notes += family_lines(own, "knockout")
     columns = ["sources", "set", "kind", "k", "share", "ci_lo", "ci_hi", "effect_nats", "p", "p_holm", "n"]
     text = [f"{pair[0]} → {pair[1]}, {args.metric}", frame_text(shown[columns]), *notes]
-    return Report("\n".join([*text, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
+    return Report("\n".join([*text, forwards_text(forwards.ran, forwards.saved), f"written to {args.out}"]))
 
 
 def row_id(item: Item, pair: tuple[str, str], *parts: str) -> str:
@@ -90,7 +90,7 @@ def cut_item(
     """One row a set of heads and kind of source: `terms` (nats) under the cut, `before_terms` under FROM.
 
     `logprob` and `before` are of the failed call alone. The last row is the uncut run. A cut acts at the candidate
-    positions alone, so the whole prompt before them is one trunk for all of them.
+    positions alone, so the whole prompt before them is one prefix cache for all of them.
     """
     low, high = pair
     sources = edge_sources(session.engine, item, high, session.wording)
@@ -107,7 +107,8 @@ def cut_item(
     tokens = {}
     for candidate in contrast.candidates:
         [after], [before] = (
-            asks(session.model, item, [condition], session.wording, [candidate]) for condition in (high, low)
+            build_queries(session.model, item, [condition], session.wording, [candidate])
+            for condition in (high, low)
         )
         prompt, action = after.query.prompt, after.query.action
         tokens[candidate] = len(action)

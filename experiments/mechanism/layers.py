@@ -1,6 +1,6 @@
 """`backfire layers`: which layers carry Δcopy, by exact patching of MLP outputs and of the residual stream.
 
-    mlp_out      what one layer's MLP adds at the candidate positions, from the other run
+    mlp_out      what one layer's MLP adds at the action positions, from the other run
     resid_pre    all that stands before a layer there: where the difference has arrived (the last point is the end)
 
 Noising and denoising, by every metric. layers.jsonl → layers.csv (share of Δcopy with interval, a layer a line).
@@ -29,7 +29,7 @@ from experiments.run.left_out import write_left_out
 from experiments.run.run_folder import RunFolder
 from experiments.run.session import Session, about_items, open_run, open_session
 from experiments.run.study import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Report, Study
-from experiments.run.tables import frame_text, meter_text
+from experiments.run.tables import forwards_text, frame_text
 from mech.patching.layers import KINDS, layer_names, patch_layers
 from probes.effects.shares import head_shares
 from probes.items.item import Item
@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> Report:
         measure_all(folder, session, pair, layers_item, "layers", args.quiet)
         table = write_layers(folder, session)
         notes = [*write_left_out(folder, session), *reference_notes(folder.rows("layers").to_dict("records"))]
-        meter = session.engine.meter
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
+        forwards = session.engine.forwards
+        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved})
     here = of_metric(table[(table["from"] == pair[0]) & (table["to"] == pair[1])], args.metric)
     wide = here.pivot(index="layer", columns=["site", "direction"], values="share").reset_index()
     wide.columns = [" ".join(filter(None, map(str, name))) for name in wide.columns]
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> Report:
         f"shares of {args.metric}:",
         frame_text(wide),
         *notes,
-        meter_text(meter.ran, meter.saved),
+        forwards_text(forwards.ran, forwards.saved),
         f"written to {args.out}",
     ]
     return Report("\n".join(text))

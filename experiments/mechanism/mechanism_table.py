@@ -5,7 +5,7 @@
     mechanism.md    the same for a README: shares of log p(a×) and of the margin side by side, every kind of control
                     beside the size that has them, off-target changes
 
-Methods at the candidate positions come from `backfire joint` (carried.csv, carried_offtarget.csv), the ablation at all
+Methods at the action positions come from `backfire joint` (carried.csv, carried_offtarget.csv), the ablation at all
 positions, whose losses on prose and code are read, from `backfire ablate` (removed.csv, controls.csv, offtarget.csv).
 """
 
@@ -68,7 +68,7 @@ _Row = Mapping[str, Any]
 
 
 def from_joint(carried: pd.DataFrame, off_target: pd.DataFrame) -> pd.DataFrame:
-    """Rows at the candidate positions, of the sums among the metrics; COLUMNS."""
+    """Rows at the action positions, of the sums among the metrics; COLUMNS."""
     key_of = ["env", "from", "to", "method", "k"]
     wide = off_target.pivot_table(index=key_of, columns="quantity", values="change")
     sem = off_target[off_target["quantity"] == "sem"].set_index(key_of)["equivalent"]

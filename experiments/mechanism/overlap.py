@@ -93,7 +93,7 @@ def compared(
 
 
 def patched_entry(path: Path, conditions: tuple[str, str]) -> dict[str, Any]:
-    """What run.json says of a finished patch of z at the candidate positions for this difference.
+    """What run.json says of a finished patch of z at the action positions for this difference.
 
     Raises:
         InputError: there is none, or it has not come to its end.

@@ -23,7 +23,7 @@ from mech.engine.engine import Run
 from probes.items.item import Item
 from probes.scoring.contrast import Contrast, contrast_of
 from probes.scoring.metric_sums import Sums, sums_of, token_counts
-from probes.scoring.score import asks, decision_run
+from probes.scoring.score import build_queries, decision_run
 
 FROM = Option("from", str, "pre", "condition without what is to be attributed")
 TO = Option("to", str, "neut", "condition with it")
@@ -127,5 +127,5 @@ def require_conditions(session: Session, pair: Sequence[str]) -> Session:
     """
     session = restricted(session, pair)
     for name in pair:
-        asks(session.model, session.items[0], [name], session.wording)
+        build_queries(session.model, session.items[0], [name], session.wording)
     return session

@@ -43,7 +43,7 @@ from experiments.run.left_out import write_left_out
 from experiments.run.progress import progress
 from experiments.run.session import Session, about_items, open_run, open_session
 from experiments.run.study import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, whole_numbers
-from experiments.run.tables import frame_text, meter_text
+from experiments.run.tables import forwards_text, frame_text
 from mech.errors import InputError
 from mech.head_scores.induction import top_heads
 from mech.heads import HeadSet
@@ -110,8 +110,8 @@ def run(args: argparse.Namespace) -> Report:
             *write_left_out(folder, session),
             *reference_notes(folder.rows("patches").to_dict("records")),
         ]
-        meter = session.engine.meter
-        counts = {"forwards_run": meter.ran, "forwards_saved": meter.saved}
+        forwards = session.engine.forwards
+        counts = {"forwards_run": forwards.ran, "forwards_saved": forwards.saved}
         folder.finish({**counts, "skipped": skipped, "screen": list(screen.notes)})
     text = [
         f"shares of {args.metric}:",
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> Report:
         *notes,
         *(f"There is no top {k}: the model has {len(scores)} heads." for k in too_large),
     ]
-    return Report("\n".join([*text, meter_text(meter.ran, meter.saved), f"written to {args.out}"]))
+    return Report("\n".join([*text, forwards_text(forwards.ran, forwards.saved), f"written to {args.out}"]))
 
 
 def group_of(args: argparse.Namespace) -> tuple[str, str, str, str]:
@@ -150,7 +150,7 @@ def require_defined(group: tuple[str, str, str, str], directions: tuple[str, ...
         return
     if at != "candidate":
         raise InputError(
-            f"Attention patterns are patched from the candidate positions, not at the {at}: leave out --at."
+            f"Attention patterns are patched from the action positions, not at the {at}: leave out --at."
         )
     for direction in directions:
         donor, recipient = (source, target) if direction == "noise" else (target, source)

@@ -57,7 +57,7 @@ def parse_screen(text: str, group: Group) -> int | None:
     if found is None or int(found[1]) < 1:
         raise InputError(f"'{text}' is not a screen: write all or attribution:N, such as attribution:40.")
     if group[:2] != ("z", "candidate"):
-        raise InputError("Only z at the candidate positions is screened by attribution: leave out --screen.")
+        raise InputError("Only z at the action positions is screened by attribution: leave out --screen.")
     return int(found[1])
 
 

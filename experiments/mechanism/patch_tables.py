@@ -54,7 +54,7 @@ def long_effects(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def z_effects(path: Path, source: str, target: str) -> pd.DataFrame:
-    """Effects of single heads on TARGET less SOURCE, z patched at the candidate positions, from a folder's rows.
+    """Effects of single heads on TARGET less SOURCE, z patched at the action positions, from a folder's rows.
 
     One line a metric, item, direction and head, with `delta`, the difference itself.
 

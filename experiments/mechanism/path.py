@@ -26,7 +26,7 @@ from experiments.run.progress import progress
 from experiments.run.run_folder import RunFolder
 from experiments.run.session import Session, about_items, open_run, open_session
 from experiments.run.study import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive
-from experiments.run.tables import frame_text, meter_text
+from experiments.run.tables import forwards_text, frame_text
 from mech.engine.capture import everything_names
 from mech.engine.engine import Run
 from mech.errors import InputError
@@ -40,7 +40,7 @@ from probes.items.item import Item
 from probes.scoring.contrast import contrast_of
 from probes.scoring.metric_sums import Sums, by_metric, metrics_of, reference_notes, sums_of, token_counts
 from probes.scoring.record import recorded_call
-from probes.scoring.score import asks, system_length
+from probes.scoring.score import build_queries, system_length
 from probes.stats.bootstrap import RngFactory
 from probes.stats.families import corrected, family_lines
 
@@ -90,8 +90,8 @@ def run(args: argparse.Namespace) -> Report:
             folder.append_all("path", [row for row in rows if row["id"] not in done])
         table = write_path(folder, session)
         notes = [*write_left_out(folder, session), *reference_notes(folder.rows("path").to_dict("records"))]
-        meter = session.engine.meter
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved})
+        forwards = session.engine.forwards
+        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved})
     here = table[(table["from"] == pair[0]) & (table["to"] == pair[1]) & (table["kind"] == "selected")]
     notes += family_lines(here[here["metric"] == args.metric], "path")
     here = of_metric(here, args.metric)
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> Report:
         f"shares of {args.metric}:",
         frame_text(here[shown]),
         *notes,
-        meter_text(meter.ran, meter.saved),
+        forwards_text(forwards.ran, forwards.saved),
         f"written to {args.out}",
     ]
     return Report("\n".join(text))
@@ -160,9 +160,9 @@ def record_run(
     """A candidate's run under a condition with activations kept at a×'s tokens in the record, and their positions."""
     model = session.model
     places = tuple(recorded_call(model, item, condition, session.wording))
-    [ask] = asks(model, item, [condition], session.wording, [candidate])
+    [scoring] = build_queries(model, item, [condition], session.wording, [candidate])
     shared = min(system_length(model, item), places[0])
-    return session.engine.run(ask.query, keep, shared, {"record": places}), places
+    return session.engine.run(scoring.query, keep, shared, {"record": places}), places
 
 
 def record_means(session: Session, condition: str, quiet: bool) -> dict[str, Tensor]:
@@ -194,9 +194,9 @@ def path_item(
     contrast = contrast_of(model, item, session.wording)
     runs = {name: record_run(session, item, pair[1], path_names(model), name) for name in contrast.candidates}
     before: Sums = {}
-    for ask in asks(model, item, [pair[0]], session.wording, contrast.candidates):
-        [start] = engine.score([ask.query], system_length(model, item))
-        before.update(sums_of(contrast, ask.candidate, start))
+    for scoring in build_queries(model, item, [pair[0]], session.wording, contrast.candidates):
+        [start] = engine.score([scoring.query], system_length(model, item))
+        before.update(sums_of(contrast, scoring.candidate, start))
     counts = token_counts(contrast, {name: len(run.query.action) for name, (run, _) in runs.items()})
     nothing = torch.zeros(model.n_layers, model.n_heads, model.d_head, dtype=model.dtype, device=model.device)
     how, value = ("zero", nothing) if means is None else ("mean", means[item.task_id])

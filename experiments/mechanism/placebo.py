@@ -35,7 +35,7 @@ from experiments.run.study import (
     not_negative,
     positive,
 )
-from experiments.run.tables import frame_text, meter_text
+from experiments.run.tables import forwards_text, frame_text
 from mech.engine.engine import Engine
 from mech.engine.queries import Query, Score
 from mech.engine.sweep import stacked, sweep
@@ -49,7 +49,7 @@ from probes.effects.placebo_checks import RANDOM, SHUFFLED, placebo_table, value
 from probes.items.item import Item
 from probes.scoring.contrast import Contrast, contrast_of
 from probes.scoring.record import padding_sources
-from probes.scoring.score import asks, decision_run, score_item
+from probes.scoring.score import build_queries, decision_run, score_item
 from probes.stats.bootstrap import MIN_CLUSTERS
 
 TOP = Option("top", positive, 16, "how many heads, best first by --by, are taken out")
@@ -82,7 +82,7 @@ class Placebos:
         """The same items on the model with weights drawn anew, and what replaces z there."""
         model = open_redrawn(self.args, "placebo weights")
         here = self.session.engine
-        engine = Engine(model, here.cache_dir, here.slow, here.meter)
+        engine = Engine(model, here.cache_dir, here.slow, here.forwards)
         session = replace(self.session, engine=engine)
         return session, replacement(session, self.args)
 
@@ -105,8 +105,8 @@ class Placebos:
     def whole(self, item: Item) -> Values:
         """The whole model, and the length of a×."""
         values = under(self.session, item, ("pre", "neut", "fail", "fail_unrelated"))
-        [ask] = asks(self.session.model, item, ["pre"], self.session.wording, ["failed"])
-        return {**values, "n_tokens": float(len(ask.query.action))}
+        [scoring] = build_queries(self.session.model, item, ["pre"], self.session.wording, ["failed"])
+        return {**values, "n_tokens": float(len(scoring.query.action))}
 
     def ablated(self, session: Session, with_what: Replacement, heads: HeadSet, item: Item) -> Values:
         """A set of heads taken out."""
@@ -145,9 +145,9 @@ def run(args: argparse.Namespace) -> Report:
                 named = {"heads": str(placebos.own)} if part == "redrawn_own" else {}
                 folder.append("placebos", {**keys, **named, "values": measure(item)})
         table = judged(folder, session)
-        meter = session.engine.meter
+        forwards = session.engine.forwards
         own = folder.rows("placebos").query("part == 'redrawn_own'")["heads"].iloc[0]
-        folder.finish({"forwards_run": meter.ran, "forwards_saved": meter.saved, "redrawn_heads": own})
+        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved, "redrawn_heads": own})
     mine = table[table["metric"] == args.metric]
     if mine.empty:
         raise InputError(
@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> Report:
         )
     shown = mine.drop(columns=["metric", "threshold", "n"])
     text = [f"in {args.metric}, all metrics in placebos.csv:", frame_text(shown, 4), verdict(mine)]
-    text += [*placebos.with_what.notes, meter_text(meter.ran, meter.saved), f"written to {args.out}"]
+    text += [*placebos.with_what.notes, forwards_text(forwards.ran, forwards.saved), f"written to {args.out}"]
     return Report("\n".join(text), ok=bool(mine["passed"].all()))
 
 
@@ -230,7 +230,7 @@ def _in_metrics(name: str, contrast: Contrast, scores: Mapping[str, Score]) -> V
 
 
 def noised(session: Session, item: Item, sets: Mapping[str, HeadSet]) -> Values:
-    """A× under neut, and with z of each set of heads at its candidate positions from pre, in every metric (nats)."""
+    """A× under neut, and with z of each set of heads at its action positions from pre, in every metric (nats)."""
     contrast = contrast_of(session.model, item, session.wording)
     scores: dict[str, dict[str, Score]] = {}
     for candidate in contrast.candidates:
@@ -253,7 +253,7 @@ def self_patches(session: Session, item: Item) -> Values:
     model, engine = session.model, session.engine
     before, after = (decision_run(engine, item, name, session.wording) for name in ("pre", "neut"))
     own, across = (patch_in_full(model, run.query, after.query) for run in (after, before))
-    engine.meter.ran += 6
+    engine.forwards.ran += 6
     z = stacked(after, model, "attn.hook_z")
     edits = [Edit("z", h.layer, h.head, "candidate", z[h.layer, :, h.head].clone()) for h in all_heads(model)]
     found = {
@@ -278,16 +278,18 @@ def padding_cuts(session: Session, item: Item) -> Values:
     if "padding" not in sources:
         return {"n_padding": 0.0}
     contrast = contrast_of(model, item, session.wording)
-    asked = asks(model, item, ["neut_pad"], session.wording, contrast.candidates)
+    asked = build_queries(model, item, ["neut_pad"], session.wording, contrast.candidates)
     changes = {"whole": NOTHING, **{kind: cut_edges(all_heads(model), at) for kind, at in sources.items()}}
     queries = [
-        Query(ask.query.prompt, ask.query.action, change) for ask in asked for change in changes.values()
+        Query(scoring.query.prompt, scoring.query.action, change)
+        for scoring in asked
+        for change in changes.values()
     ]
     scores = iter(engine.score(queries, len(asked[0].query.prompt) - 1))
     found: dict[str, dict[str, Score]] = {kind: {} for kind in changes}
-    for ask in asked:
+    for scoring in asked:
         for kind in changes:
-            found[kind][ask.candidate] = next(scores)
+            found[kind][scoring.candidate] = next(scores)
     values = {"n_padding": float(len(sources["padding"]))}
     for kind, each in found.items():
         values |= _in_metrics(kind, contrast, each)

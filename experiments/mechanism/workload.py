@@ -20,7 +20,7 @@ from mech.engine.engine import Engine
 from mech.engine.packed import UNEMBED_ROWS
 from mech.models.model import Model
 from probes.items.item import Item
-from probes.scoring.score import asks, decision_run, system_length
+from probes.scoring.score import build_queries, decision_run, system_length
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ def sizes(session: Session, items: Sequence[Item], conditions: Sequence[str]) ->
         system += head
         candidates = [one for one in ("failed", "gold") if one in item.candidates()]
         names = conditions_of(item, conditions)
-        for ask in asks(model, item, names, session.wording, candidates):
-            n = len(ask.query.action) / len(names)
-            failed, gold = (failed + n, gold) if ask.candidate == "failed" else (failed, gold + n)
-            if ask.candidate == "failed":
-                lengths[ask.condition].append(len(ask.query.prompt) - head)
+        for scoring in build_queries(model, item, names, session.wording, candidates):
+            n = len(scoring.query.action) / len(names)
+            failed, gold = (failed + n, gold) if scoring.candidate == "failed" else (failed, gold + n)
+            if scoring.candidate == "failed":
+                lengths[scoring.condition].append(len(scoring.query.prompt) - head)
     count = len(items)
     return Sizes(
         count,
@@ -132,11 +132,11 @@ def rate_of(session: Session, item: Item) -> float:
 
 
 def peak_bytes(model: Model, contexts: float, row: int) -> float:
-    """Bytes of the weights, of keys and values of a context in a few trunks, and of one packed row at its widest."""
+    """Bytes of the weights, of a context's keys and values in a few prefix caches, and of one packed row at most."""
     size = model.dtype.itemsize
     weights = model.identity.n_parameters * size
-    trunk = 2 * model.n_layers * contexts * model.n_kv_heads * model.d_head * size
+    prefix_cache = 2 * model.n_layers * contexts * model.n_kv_heads * model.d_head * size
     scores = 3 * model.n_heads * row * (contexts + row) * size
     kept = model.n_layers * row * (2 * model.d_model + model.n_heads * model.d_head) * size
     logits = 3 * UNEMBED_ROWS * model.d_vocab * size
-    return weights + 6 * trunk + scores + kept + logits
+    return weights + 6 * prefix_cache + scores + kept + logits

@@ -1,6 +1,6 @@
 """What is changed in a running agent: heads ablated, or failed calls hidden from heads, and random controls of both.
 
-none            the whole model
+none            the unablated model
 ablate          z of the chosen heads replaced or scaled (--how, --alpha), at all positions or, with --where candidate,
 at the last token of each prompt and at every generated one
 hide            the failed calls stay in the transcript; the chosen heads do not see their tokens from behind them
@@ -22,7 +22,7 @@ from mech.decoding.turn_spans import turn_span
 from mech.errors import InputError
 from mech.head_scores.controls import distinct_controls
 from mech.heads import HeadSet
-from mech.interventions.persistent import STANDING_NOTHING, Standing
+from mech.interventions.persistent import STANDING_NOTHING, PersistentIntervention
 from mech.patching.patch import all_heads
 
 CHANGES = ("none", "ablate", "hide", "hide-all", "ablate-random", "hide-random")
@@ -40,7 +40,7 @@ class Change:
     """A standing intervention under its name, and the heads it acts on."""
 
     name: str
-    standing: Standing
+    persistent: PersistentIntervention
     heads: HeadSet | None = None
 
 
@@ -95,13 +95,15 @@ def changes(session: Session, args: argparse.Namespace, tasks: Collection[str] =
         if name == "none":
             found.append(Change("none", STANDING_NOTHING))
         elif name == "hide-all":
-            found.append(Change(name, Standing(hidden=all_heads(model))))
+            found.append(Change(name, PersistentIntervention(hidden=all_heads(model))))
         else:
             labels = [each for each in sets if each.startswith("random")] if which else ["selected"]
             for label in labels:
                 heads = sets[label]
                 edits = (
-                    Standing(instead.intervention(heads, args)) if how == "ablate" else Standing(hidden=heads)
+                    PersistentIntervention(instead.intervention(heads, args))
+                    if how == "ablate"
+                    else PersistentIntervention(hidden=heads)
                 )
                 found.append(Change(f"{how}-{label}" if which else how, edits, heads))
     about = {

@@ -24,10 +24,10 @@ from envs.harness import Request
 from envs.rollout import Reply
 from mech.decoding import bans
 from mech.decoding.decode import Decoding, Turn, decode
-from mech.decoding.kv_sequence import Chain
+from mech.decoding.kv_sequence import KVSequence
 from mech.decoding.turn_spans import turn_span
 from mech.engine.engine import Engine
-from mech.interventions.persistent import Span, Standing
+from mech.interventions.persistent import PersistentIntervention, Span
 from mech.models.chat import Message, render, shared_length
 from mech.models.model import Model
 from mech.models.special_tokens import special_tokens
@@ -42,7 +42,7 @@ class ModelPolicy:
         self,
         engine: Engine,
         environment: AgentEnvironment[Any],
-        standing: Standing,
+        persistent: PersistentIntervention,
         how: Decoding,
         level: str,
         rng: np.random.Generator,
@@ -51,17 +51,17 @@ class ModelPolicy:
         """Begin a rollout.
 
         Args:
-            engine: the model; its trunk of the system prompt is shared by rollouts.
+            engine: the model; its prefix cache of the system prompt is shared by rollouts.
             environment: how an action is extracted from a reply and spelt canonically.
-            standing: what is changed in every forward.
+            persistent: what is changed in every forward.
             how: limits and temperature.
             level: one of BAN_LEVELS.
             rng: the draws of this rollout.
             task: what the replies are to; it may decide which part of one is the action.
         """
-        self._engine, self._standing, self._how, self._rng = engine, standing, how, rng
+        self._engine, self._standing, self._how, self._rng = engine, persistent, how, rng
         self._environment, self._level, self._task = environment, level, task
-        self._chain: Chain | None = None
+        self._chain: KVSequence | None = None
         self.canonical = lru_cache(maxsize=4096)(self._canonical)
 
     def __call__(self, request: Request) -> Reply:
@@ -82,8 +82,8 @@ class ModelPolicy:
             and len(rendering.ids) + self._how.max_new_tokens > model.n_positions
         ):
             return Reply("", "no_room", {**NOT_WRITTEN, **about})
-        chain = self._chain_for(messages[: request.opening], rendering.ids)
-        turn = decode(chain, rendering.ids, self._how, kept, spans, self._rng)
+        kv_sequence = self._chain_for(messages[: request.opening], rendering.ids)
+        turn = decode(kv_sequence, rendering.ids, self._how, kept, spans, self._rng)
         written = recorded(model, turn)
         about["notes"] += model.length_notes(len(rendering.ids) + len(turn.tokens))
         spelt = {turn.text[a:b] for a, b in special_tokens(model.tokenizer).found(turn.text)}
@@ -120,13 +120,13 @@ class ModelPolicy:
             return ()
         return tuple(turn_span(self._engine.model, request.messages, at) for at in request.failed_turns)
 
-    def _chain_for(self, opening: Sequence[Message], prompt: Sequence[int]) -> Chain:
-        """The rollout's chain; it begins with the trunk that all rollouts with this opening share."""
+    def _chain_for(self, opening: Sequence[Message], prompt: Sequence[int]) -> KVSequence:
+        """The rollout's chain; it begins with the prefix cache that all rollouts with this opening share."""
         if self._chain is None:
             model = self._engine.model
             shared = min(shared_length(model, opening), len(prompt) - 1)
-            trunk = self._engine.trunk(prompt[:shared], self._standing.edits)
-            self._chain = Chain(model, trunk, self._standing)
+            prefix_cache = self._engine.prefix_cache(prompt[:shared], self._standing.edits)
+            self._chain = KVSequence(model, prefix_cache, self._standing)
         return self._chain
 
 

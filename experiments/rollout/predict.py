@@ -11,10 +11,10 @@ failed call a× right before it. Its prompt is read back from steps.jsonl and mu
     p_exact                   exp of it: at temperature 1 the probability that the step is a× and nothing else
     p_repeat                  softmax of the sums over {a×, the task's reference calls} under fail (p_repeat_pre: pre)
 
-With --ablate every decision point is scored under each ablation arm too, the whole model first, and the rollouts whose
-agent was itself ablated (--change ablate, ablate-random) are decision points as well: arm and change say who acted,
-`ablation` under what the step was scored. predict_arms.csv has the AUC of every predictor under an arm less that of the
-whole model, on the same points.
+With --ablate every decision point is scored under each ablation arm too, the unablated model first, and the rollouts
+whose agent was itself ablated (--change ablate, ablate-random) are decision points as well: arm and change say who
+acted, `ablation` under what the step was scored. predict_arms.csv has the AUC of every predictor under an arm less
+that of the whole model, on the same points.
 
 decisions.jsonl → predict.csv (AUC by predictor) and calibration.csv (of the probabilities). What is predicted: the step
 is a canonical repeat of a call that failed before; for p_exact, that it is a× to the letter and ends there.
@@ -100,10 +100,10 @@ def run(args: argparse.Namespace) -> Report:
             tables = tables_of(folder.rows("decisions"), lambda name: stream(seed, f"predict/{name}"))
             for name, table in tables.items():
                 folder.write_table(name, table)
-            folder.finish({"forwards_run": engine.meter.ran, **arms.fitted})
+            folder.finish({"forwards_run": engine.forwards.ran, **arms.fitted})
     shown = [frame_text(tables["predict"])]
     if "predict_arms" in tables:
-        shown += ["", "AUC under an ablation arm less that of the whole model, same points"]
+        shown += ["", "AUC under an ablation arm less that of the unablated model, same points"]
         shown.append(frame_text(tables["predict_arms"]))
     return Report("\n".join([*shown, *arms.notes, f"written to {args.out}"]))
 
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> Report:
 def changed_models(
     session: Session, args: argparse.Namespace, tasks: Collection[str]
 ) -> tuple[dict[str, Intervention], Arms]:
-    """Ablation label → the intervention that every decision point is scored under, the whole model's first; the arms.
+    """Ablation label → the intervention that decision points are scored under, the unablated first; and the arms.
 
     Raises:
         InputError: as `ablation_arms`, or an arm has other values for every question (mean-role, resample).
@@ -140,7 +140,7 @@ class Point:
 
 
 def decision_points(folder: RunFolder, ablated: bool = False) -> list[Point]:
-    """The decision points of a folder's rollouts of the whole model (`ablated`: and of ablated ones), as written.
+    """The decision points of a folder's rollouts of the unablated model (`ablated`: and of ablated ones), as written.
 
     Raises:
         InputError: there is none.
@@ -161,8 +161,8 @@ def decision_points(folder: RunFolder, ablated: bool = False) -> list[Point]:
                     found.append(Point(row, tuple(rows[:at])))
     if not found:
         raise InputError(
-            f"{folder.path} has no step behind a failed call under {' or '.join(HARNESSES_READ)} with the whole model: "
-            "run `backfire rollout` with such a harness."
+            f"{folder.path} has no step behind a failed call under {' or '.join(HARNESSES_READ)} without "
+            "ablation: run `backfire rollout` with such a harness."
         )
     return found
 

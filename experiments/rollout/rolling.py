@@ -2,8 +2,8 @@
 
 A rollout is finished when its last step is on the disk; a killed run does an unfinished one again, whose arithmetic
 depends on nothing that other rollouts left, and so writes the same rows. Samples of a task have the same draws under
-every harness and change (common random numbers). Every rollout of a harness begins with the same trunk, the system
-prompt and the demonstrations of the format behind it.
+every harness and change (common random numbers). Every rollout of a harness begins with the same prefix cache, the
+system prompt and the demonstrations of the format behind it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def arms_of(harnesses: Sequence[Harness], changes: Sequence[Change]) -> list[Arm
         InputError: no arm is left.
     """
     arms = [Arm(harness, change) for change in changes for harness in harnesses]
-    idle = [arm for arm in arms if len(arm.change.standing.hidden) and not arm.harness.keeps_failed_calls]
+    idle = [arm for arm in arms if len(arm.change.persistent.hidden) and not arm.harness.keeps_failed_calls]
     if len(idle) == len(arms):
         raise InputError("These harnesses keep no failed call that could be hidden: add verbatim.")
     if idle:
@@ -144,7 +144,7 @@ def one_rollout(
     limit = args.tokens or REPLY_TOKENS[environment.name]
     how = Decoding(limit, args.temperature, lambda text: environment.stops(text, task))
     rng = session.rng_for(f"rollout/{task.task_id}/{sample}")
-    policy = ModelPolicy(session.engine, environment, arm.change.standing, how, args.ban, rng, task)
+    policy = ModelPolicy(session.engine, environment, arm.change.persistent, how, args.ban, rng, task)
     return act(environment, task, arm.harness, phrases(session.wording), policy, args.steps, given)
 
 

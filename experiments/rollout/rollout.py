@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> Report:
             by_id = {task.task_id: task for task in tasks}
             steps = with_copies(folder.rows("steps"), environment, by_id, phrases(wording))
             tables = derive(folder, steps, session.streams("rollout"), arms[0].name, args.detectors)
-            folder.finish({"trunks_run": session.engine.meter.ran})
+            folder.finish({"trunks_run": session.engine.forwards.ran})
     return Report(f"{rollout_text(tables)}\nwritten to {args.out}")
 
 

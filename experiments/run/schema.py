@@ -6,7 +6,7 @@ tasks, or what --cluster names; `deff` is the design effect, `p_holm` p correcte
 (`probes.stats.families`); p is empty where .05 could not be reached, and for shares and probabilities.
 `metric` is a name of `probes.scoring.contrast.FORMS`: logprob, margin, diverging, or one of them per token, in whose
 unit nats are then counted; a share divides by the same metric's difference.
-Tables of a probe end with `ablation`, the label of the ablation arm ("none": the whole model).
+Tables of a probe end with `ablation`, the label of the ablation arm ("none": the unablated model).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ MANIPULATIONS = (
 # axis: position (level: decile 0 to 9 of the token's place in a×) or part (level: before, error, after);
 # mean: nats per item, summed over the tokens of that level.
 PROFILES = ("model", "env", "measure", "axis", "level", *_INTERVAL)
-# An ablation arm against the whole model (against: none) or an earlier arm, paired; removed: share of mean_against.
+# An ablation arm against the unablated model (against: none) or an earlier arm, paired; removed: share of mean_against.
 # family: "ablation arms" or "arms against arms", of one model, environment and measure.
 ARMS = (
     *("model", "env", "measure", "ablation", "against", "mean", "mean_against"),
@@ -150,7 +150,7 @@ OVERLAP = (
     *("with", "effects_nats", "delta_nats"),
 )
 
-# What else an ablation changes, against the whole model; equivalent: the interval lies inside ±delta.
+# What else an ablation changes, against the unablated model; equivalent: the interval lies inside ±delta.
 OFFTARGET = (
     *("how", "set", "kind", "k", "quantity", "whole", "ablated", "change", "ci_lo", "ci_hi"),
     *("delta", "equivalent", "n", "n_clusters"),
@@ -331,7 +331,7 @@ PREDICT = (
     *("model", "env", "arm", "predictor", "auc", "ci_lo", "ci_hi", "n", "n_repeats", "n_clusters"),
     *("n_undefined", "n_dropped", "flagged", "brier", "ece"),
 )
-# auc: under the ablation; auc_whole: of the whole model, on the same points; the difference with its interval.
+# auc: under the ablation; auc_whole: of the unablated model, on the same points; the difference with its interval.
 PREDICT_ARMS = (
     *("model", "env", "arm", "predictor", "ablation", "auc", "auc_whole", "difference", "ci_lo", "ci_hi"),
     *("n", "n_repeats", "n_clusters", "n_dropped", "flagged"),

@@ -36,13 +36,13 @@ def summary_text(summary: pd.DataFrame) -> str:
 
 
 def arms_text(arms: pd.DataFrame, measures: Sequence[str] = ARM_MEASURES) -> list[str]:
-    """Lines on each ablation arm against the whole model: the paired difference, its test, and the share removed."""
+    """Lines on each ablation arm against the unablated model: paired difference, its test, and the share removed."""
     shown = arms[(arms["against"] == UNABLATED) & arms["measure"].isin(measures)]
     lines: list[str] = []
     for (env, label), group in shown.groupby(["env", "ablation"], sort=False):
         lines += [
             "",
-            f"ablation {label} against the whole model, {env} (p_holm: of {int(group['family_size'].max())} arms)",
+            f"ablation {label} against the unablated model, {env} (p_holm: of {int(group['family_size'].max())} arms)",
             f"{'measure':<28}{'whole':>9}{'ablated':>9}{'difference':>12}   95 % interval        p_holm   removed",
         ]
         ordered = group.set_index("measure").reindex(
@@ -61,7 +61,7 @@ def arms_text(arms: pd.DataFrame, measures: Sequence[str] = ARM_MEASURES) -> lis
 
 
 def whole_model(table: pd.DataFrame) -> pd.DataFrame:
-    """The lines of the whole model in a table that has a column `ablation`."""
+    """The lines of the unablated model in a table that has a column `ablation`."""
     return table[table["ablation"] == UNABLATED]
 
 
@@ -85,6 +85,6 @@ def frame_text(frame: pd.DataFrame, digits: int = 3) -> str:
     return str(frame.to_string(index=False, float_format=lambda value: f"{value:.{digits}f}"))
 
 
-def meter_text(ran: int, saved: int) -> str:
+def forwards_text(ran: int, saved: int) -> str:
     """How much of the model was run."""
     return f"forwards run: {ran}, saved by the cache: {saved}"

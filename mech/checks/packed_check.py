@@ -1,8 +1,8 @@
-"""The load-time checks of the engine itself: a packed row over a trunk against full hooked forwards, on this model.
+"""The load-time checks of the engine: a packed row over a prefix cache against full hooked forwards, on this model.
 
 What a block must be passed is read off the model (`mech.engine.blocks`); here it is shown that nothing was missed.
-Two actions share a row, one of them under an edit of z, so that masks, positions, trunk and edit placement all have
-to be right.
+Two actions share a row, one of them under an edit of z, so that masks, positions, prefix cache and edit location all
+have to be right.
 
 The probe has a dozen tokens, a sliding window may have thousands. The window is therefore narrowed until the probe
 reaches past it, and cache, greedy decoding and packed row are checked again: a few short forwards, whatever its size.
@@ -20,7 +20,7 @@ import torch
 from mech.checks.checks import LIMITS, CheckResult, Trace, check_cache, logits_of
 from mech.engine import packed, reference
 from mech.engine.blocks import sliding_window
-from mech.engine.prefix_cache import Trunk
+from mech.engine.prefix_cache import PrefixCache
 from mech.engine.queries import Query
 from mech.heads import Head, HeadSet
 from mech.interventions.intervention import NOTHING, scale_heads
@@ -28,7 +28,7 @@ from mech.models.model import Model
 
 
 def check_packed_row(model: Model, run: Trace) -> CheckResult:
-    """Packed scores equal those of full forwards, with and without an edit at the candidate positions."""
+    """Packed scores equal those of full forwards, with and without an edit at the action positions."""
     ids = tuple(run.ids[0].tolist())
     middle = len(ids) // 2
     edit = scale_heads(HeadSet([Head(model.n_layers // 2, model.n_heads - 1)]), 0.0, "candidate")
@@ -37,11 +37,11 @@ def check_packed_row(model: Model, run: Trace) -> CheckResult:
         Query(ids[: middle + 1], ids[middle + 1 :], edit),
         Query(ids[:-1], ids[-2:]),
     ]
-    trunk = packed.grow(model, Trunk((), NOTHING.fingerprint), ids[:middle], NOTHING)
-    pairs = zip(packed.score_row(model, queries, trunk), reference.score(model, queries), strict=True)
+    prefix_cache = packed.grow(model, PrefixCache((), NOTHING.fingerprint), ids[:middle], NOTHING)
+    pairs = zip(packed.score_row(model, queries, prefix_cache), reference.score(model, queries), strict=True)
     worst = max(float(abs(fast.logprobs - slow.logprobs).max()) for fast, slow in pairs)
     limit = LIMITS.get(model.dtype, LIMITS[torch.float32])
-    sentence = "a packed row over a trunk scores as full forwards do"
+    sentence = "a packed row over a prefix cache scores as full forwards do"
     if worst > limit:
         sentence = f"a packed row is off by {worst:.3g} nats: this architecture cannot be scored exactly"
     return CheckResult("packed_row", worst <= limit, worst, limit, sentence)

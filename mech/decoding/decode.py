@@ -1,6 +1,6 @@
 """Write one turn: token by token from the model's own logits, under an intervention that stands, with bans and a cache.
 
-    chain = Chain(model, engine.trunk(system_ids, edits), Standing(edits))
+    chain = Chain(model, engine.prefix cache(system_ids, edits), Standing(edits))
     turn = decode(chain, prompt_ids, Decoding(max_new_tokens=32))
     turn.text, turn.stop, turn.tokens
 
@@ -28,13 +28,13 @@ import torch
 from torch import Tensor
 
 from mech.decoding.bans import Ban, BanLeak, Proposal
-from mech.decoding.kv_sequence import Chain
+from mech.decoding.kv_sequence import KVSequence
 from mech.decoding.prompt_lookup import lookup
 from mech.decoding.sampling import best, choose
 from mech.engine import reference
 from mech.engine.queries import Query
 from mech.errors import InputError
-from mech.interventions.persistent import STANDING_NOTHING, Span, Standing
+from mech.interventions.persistent import STANDING_NOTHING, PersistentIntervention, Span
 from mech.models.chat import Speaker, end_of_turn_id
 from mech.models.model import Model
 
@@ -127,7 +127,7 @@ class Ends:
 
 
 def decode(
-    chain: Chain,
+    kv_sequence: KVSequence,
     prompt: Sequence[int],
     how: Decoding,
     bans: Sequence[Ban] = (),
@@ -137,7 +137,7 @@ def decode(
     """Write one turn behind a prompt; the chain keeps what the next prompt may share.
 
     Args:
-        chain: of the model, under the intervention.
+        kv_sequence: of the model, under the intervention.
         prompt: token ids, the assistant's opening included.
         how: limits, temperature, stops.
         bans: what must not be written.
@@ -150,17 +150,17 @@ def decode(
         FloatingPointError: a logit is not finite.
         BanLeak: the turn breaks a ban that was in force.
     """
-    with chain.hooks():
-        chain.rewind(prompt, spans)
-        source = _Cached(chain, tuple(prompt), how)
-        return _write(chain.model, source, how, bans, rng)
+    with kv_sequence.hooks():
+        kv_sequence.rewind(prompt, spans)
+        source = _Cached(kv_sequence, tuple(prompt), how)
+        return _write(kv_sequence.model, source, how, bans, rng)
 
 
 def decode_uncached(
     model: Model,
     prompt: Sequence[int],
     how: Decoding,
-    standing: Standing = STANDING_NOTHING,
+    persistent: PersistentIntervention = STANDING_NOTHING,
     bans: Sequence[Ban] = (),
     spans: Sequence[Span] = (),
     rng: np.random.Generator | None = None,
@@ -169,7 +169,7 @@ def decode_uncached(
 
     def source(generated: Sequence[int]) -> Tensor:
         tokens = (*generated, 0)  # the last of an action is never run: any token will do
-        change = standing.whole(spans, len(prompt) + len(generated))
+        change = persistent.whole(spans, len(prompt) + len(generated))
         return reference.full_forward(model, Query(tuple(prompt), tokens, change))[-1]
 
     return _write(model, source, how, bans, rng)
@@ -178,8 +178,8 @@ def decode_uncached(
 class _Cached:
     """Logits from a chain that was rewound to the prompt; guesses ahead are verified in one forward."""
 
-    def __init__(self, chain: Chain, prompt: tuple[int, ...], how: Decoding) -> None:
-        self._chain, self._prompt, self._how = chain, prompt, how
+    def __init__(self, kv_sequence: KVSequence, prompt: tuple[int, ...], how: Decoding) -> None:
+        self._chain, self._prompt, self._how = kv_sequence, prompt, how
         self._ahead: list[int] = []  # what the rows below assume was generated …
         self._rows: Tensor | None = (
             None  # … and the logits behind each beginning of it that is `_base` or longer

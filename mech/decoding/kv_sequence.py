@@ -1,12 +1,12 @@
 """A growing sequence with its keys and values, under an intervention that stands: only new tokens are run.
 
-    trunk | prompt | generated        push: one forward of the new tokens through the stock blocks, hooks and all
+    prefix cache | prompt | generated        push: one forward of the new tokens through the stock blocks, hooks and all
                                       rewind: keep what another prompt shares with it, run the rest of that prompt
 
-Keys and values belong to the tokens *and* to what was done while they were computed (traps, 10): the trunk is checked,
-a token behind a span that is hidden now and was not hidden then (or the other way round) is computed again, and so is
-one that was edited as a candidate position and is now part of a prompt. They are written in place into buffers that
-this object alone holds; a trunk is copied, never written.
+Keys and values belong to the tokens *and* to what was done while they were computed (traps, 10): the prefix cache is
+checked, a token behind a span that is hidden now and was not hidden then (or the other way round) is computed again,
+and so is one that was edited as a action position and is now part of a prompt. They are written in place into buffers
+that this object alone holds; a prefix cache is copied, never written.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mech.engine.blocks import block_arguments, embed, layout, run_block, unembed
-from mech.engine.prefix_cache import Trunk
+from mech.engine.prefix_cache import PrefixCache
 from mech.engine.trie import common_prefix
 from mech.errors import InputError
-from mech.interventions.hooks import HookMissed, Placement, acting_hooks, hooked
-from mech.interventions.persistent import STANDING_NOTHING, Span, Standing, require_spans
+from mech.interventions.hooks import EditLocation, HookMissed, acting_hooks, hooked
+from mech.interventions.persistent import STANDING_NOTHING, PersistentIntervention, Span, require_spans
 from mech.models.model import Model
 
 _ROOM = 256
@@ -34,11 +34,11 @@ _ROOM = 256
 class Buffers:
     """Keys and values of each layer, [1, n_kv_heads, room, d_head], of which the first `used` positions count."""
 
-    def __init__(self, trunk: Trunk) -> None:
-        self.used = len(trunk)
+    def __init__(self, prefix_cache: PrefixCache) -> None:
+        self.used = len(prefix_cache)
         self.written: set[int] = set()
-        self._keys = {layer: keys.clone() for layer, keys in enumerate(trunk.keys)}
-        self._values = {layer: values.clone() for layer, values in enumerate(trunk.values)}
+        self._keys = {layer: keys.clone() for layer, keys in enumerate(prefix_cache.keys)}
+        self._values = {layer: values.clone() for layer, values in enumerate(prefix_cache.values)}
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Called by the attention bridge with the new tokens' rotated keys and their values."""
@@ -57,32 +57,35 @@ class Buffers:
         return old[:, :, :end]
 
 
-class Chain:
+class KVSequence:
     """One sequence of one model under one standing intervention; use `push` inside `hooks()`."""
 
-    def __init__(self, model: Model, trunk: Trunk, standing: Standing = STANDING_NOTHING) -> None:
-        """Begin with a trunk.
+    def __init__(
+        self, model: Model, prefix_cache: PrefixCache, persistent: PersistentIntervention = STANDING_NOTHING
+    ) -> None:
+        """Begin with a prefix cache.
 
         Args:
             model: the model, in eval mode.
-            trunk: a prefix computed under the standing intervention's all-position edits, before every hidden span.
-            standing: what is changed.
+            prefix_cache: a prefix computed under the standing intervention's all-position edits, before every hidden
+                span.
+            persistent: what is changed.
 
         Raises:
             InputError: the intervention has heads that this model does not have.
-            ValueError: the trunk was computed under another intervention.
+            ValueError: the prefix cache was computed under another intervention.
         """
-        trunk.require(trunk.tokens, standing.edits.everywhere.fingerprint)
+        prefix_cache.require(prefix_cache.tokens, persistent.edits.everywhere.fingerprint)
         self.model = model
-        self.standing = standing
-        self.tokens: list[int] = list(trunk.tokens)
+        self.persistent = persistent
+        self.tokens: list[int] = list(prefix_cache.tokens)
         self.forwards = 0
-        self._names = standing.hook_names(model)
-        self._buffers = Buffers(trunk)
+        self._names = persistent.hook_names(model)
+        self._buffers = Buffers(prefix_cache)
         self._spans: tuple[Span, ...] = ()
-        # Tokens from here on were edited as candidate positions, if such edits stand.
-        self._plain = len(trunk)
-        self._acting: dict[str, list[Placement]] = {}
+        # Tokens from here on were edited as action positions, if such edits stand.
+        self._plain = len(prefix_cache)
+        self._acting: dict[str, list[EditLocation]] = {}
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -123,7 +126,7 @@ class Chain:
 
     @torch.no_grad()
     def push(self, tokens: Sequence[int], keep: int | None = None) -> Float[Tensor, "pos d_vocab"]:
-        """Run these tokens as candidate positions behind the first `keep` ones; the logits that each leads to.
+        """Run these tokens as action positions behind the first `keep` ones; the logits that each leads to.
 
         Args:
             tokens: at least one.
@@ -146,8 +149,8 @@ class Chain:
 
     def _reusable(self, spans: tuple[Span, ...]) -> int:
         """How many tokens have keys and values that are right under these spans, as part of a prompt."""
-        most = self._plain if self.standing.edits.at_candidate.edits else len(self.tokens)
-        if not len(self.standing.hidden):
+        most = self._plain if self.persistent.edits.at_candidate.edits else len(self.tokens)
+        if not len(self.persistent.hidden):
             return most
         return min([most, *(stop for _, stop in set(spans) ^ set(self._spans))])
 
@@ -160,8 +163,8 @@ class Chain:
         model, first, count = self.model, len(self.tokens), len(tokens)
         model.require_room(first + count)
         self._acting.clear()
-        for placement in self.standing.placements(model, self._spans, first, count, candidate):
-            self._acting.setdefault(placement.edit.hook_name, []).append(placement)
+        for location in self.persistent.locations(model, self._spans, first, count, candidate):
+            self._acting.setdefault(location.edit.hook_name, []).append(location)
         depths = torch.arange(first, first + count, device=model.device)
         ancestry = torch.ones(count, count, dtype=torch.bool, device=model.device).tril()
         self._buffers.written.clear()

@@ -1,4 +1,4 @@
-"""Stock bridge blocks, called one by one on a packed row: every argument that the whole model would have passed them.
+"""Stock bridge blocks, called one by one on a packed row, with every argument that the bridge's own forward passes.
 
 The bridge's own forward runs all blocks from the embedding on (`start_at_layer` saves nothing); a sweep needs to
 enter at a layer. What a block is passed is read off the model, never off its name: a rotary module gives
@@ -33,9 +33,9 @@ class KeysAndValues(Protocol):
 
 @dataclass
 class RowCache:
-    """What a block takes for its key/value cache: hands out trunk + row, keeps the row's own keys and values.
+    """What a block takes for its key/value cache: hands out prefix cache + row, keeps the row's own keys and values.
 
-    The trunk is never written (a transformers cache object is mutated by every forward: traps, 11).
+    The prefix cache is never written (a transformers cache object is mutated by every forward: traps, 11).
     """
 
     trunk_keys: Sequence[Tensor]
@@ -64,21 +64,21 @@ class Layout:
 
 
 def layout(model: Model, depths: Tensor, ancestry: Tensor, trunk_length: int) -> Layout:
-    """Additive masks (0 or the dtype's minimum) over trunk + row; the sliding one only where the model has such layers.
+    """Additive masks (0 or the dtype's minimum) over prefix + row; the sliding one only where such layers exist.
 
     Args:
         model: for its dtype, device and sliding window.
         depths: [node], the position of each node in its own sequence.
         ancestry: [node, node] bool, true where the column is the row's node or its ancestor.
-        trunk_length: number of trunk tokens, all of which every node sees.
+        trunk_length: number of prefix cache tokens, all of which every node sees.
 
     Raises:
         InputError: a node stands further back than the model's sequences may reach.
     """
     if model.n_positions is not None:
         model.require_room(int(depths.max()) + 1)
-    trunk = torch.ones(len(depths), trunk_length, dtype=torch.bool, device=ancestry.device)
-    seen = torch.cat([trunk, ancestry], dim=1)
+    prefix_cache = torch.ones(len(depths), trunk_length, dtype=torch.bool, device=ancestry.device)
+    seen = torch.cat([prefix_cache, ancestry], dim=1)
     hidden = torch.finfo(model.dtype).min
 
     def additive(visible: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def shape_rows(
         name: the TransformerLens name the activation was kept under.
         activation: as it flowed, batch axis first.
         rows: the packed row's node of each wanted position.
-        columns: for patterns, the columns (trunk + row) each wanted position may see, in sequence order.
+        columns: for patterns, the columns (prefix cache + row) each wanted position may see, in sequence order.
         seq: the sequence's length, the last axis of a pattern.
     """
     kind = name.rsplit(".", 1)[-1]

@@ -3,7 +3,7 @@
 engine = Engine(load_model("smollm2-135m-q4"))
 run = engine.run(Query(prompt, action), keep=["blocks.18.attn.hook_z"])
 run.score.total                          # log p(action | prompt), nats
-run.cache["blocks.18.attn.hook_z"]       # [n action tokens, n_heads, d_head] at the candidate positions
+run.cache["blocks.18.attn.hook_z"]       # [n action tokens, n_heads, d_head] at the action positions
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch import Tensor
 from mech.engine import packed, reference
 from mech.engine.capture import shape_rows
 from mech.engine.packing import batches
-from mech.engine.prefix_cache import Trunk
+from mech.engine.prefix_cache import PrefixCache
 from mech.engine.queries import Query, Score
-from mech.engine.runs import Meter, Run
+from mech.engine.runs import ForwardCounter, Run
 from mech.engine.store import Store
 from mech.engine.trie import Trie, common_prefix
 from mech.errors import InputError
@@ -32,7 +32,7 @@ from mech.interventions.intervention import NOTHING, Intervention
 from mech.interventions.site_check import CHECKED_AT_LOAD, require_causal
 from mech.models.model import Model
 
-__all__ = ["MAX_NODES", "Engine", "Meter", "Run"]
+__all__ = ["MAX_NODES", "Engine", "ForwardCounter", "Run"]
 
 MAX_NODES = 640
 """Nodes in one packed row: more share the matrix products better, but attention in the row grows with the square."""
@@ -40,25 +40,25 @@ MAX_NODES = 640
 
 KEPT_TRUNKS = 4
 KEPT_BYTES = 500_000_000
-"""Trunks that stay in memory: so many, and more while they fit. An ablation at all positions has trunks of its own."""
+"""Prefix caches that stay in memory: so many, and more while they fit. An ablation at all positions has its own."""
 
 
 @dataclass
 class Engine:
-    """Answers queries about one model; the only state is what may be kept: trunks in memory, runs in a store.
+    """Answers queries about one model; the only state is what may be kept: prefix caches in memory, runs in a store.
 
     Attributes:
         model: the model.
         cache_dir: folder for kept runs, or None to keep nothing on disk.
         slow: answer scores by the reference path (one hooked full forward each).
-        meter: forwards run and saved so far.
+        forwards: forwards run and saved so far.
     """
 
     model: Model
     cache_dir: Path | None = None
     slow: bool = False
-    meter: Meter = field(default_factory=Meter)
-    _trunks: dict[tuple[tuple[int, ...], str], Trunk] = field(default_factory=dict)
+    forwards: ForwardCounter = field(default_factory=ForwardCounter)
+    _trunks: dict[tuple[tuple[int, ...], str], PrefixCache] = field(default_factory=dict)
     _sites: set[Site] = field(default_factory=lambda: set(CHECKED_AT_LOAD))
 
     @property
@@ -77,7 +77,7 @@ class Engine:
             },
         )
 
-    def trunk(self, tokens: Sequence[int], intervention: Intervention = NOTHING) -> Trunk:
+    def prefix_cache(self, tokens: Sequence[int], intervention: Intervention = NOTHING) -> PrefixCache:
         """Keys and values of a prefix under the intervention's all-position edits; those used last stay in memory."""
         everywhere = intervention.everywhere
         key = (tuple(tokens), everywhere.fingerprint)
@@ -85,20 +85,20 @@ class Engine:
             self._trunks[key] = self._trunks.pop(key)  # used last
             return self._trunks[key]
         if not tokens:
-            return Trunk(*key)
+            return PrefixCache(*key)
         about = {"tokens": _hash(key[0]), "intervention": key[1]}
-        kept = self._get("trunk", about)
+        kept = self._get("prefix cache", about)
         if kept is not None:
-            self.meter.saved += 1
-            trunk = Trunk(*key, self._layers(kept, "keys"), self._layers(kept, "values"))
+            self.forwards.saved += 1
+            prefix_cache = PrefixCache(*key, self._layers(kept, "keys"), self._layers(kept, "values"))
         else:
-            self.meter.ran += 1
-            trunk = packed.grow(self.model, Trunk((), key[1]), key[0], everywhere)
-            self._put("trunk", about, _named(keys=trunk.keys, values=trunk.values))
-        self._trunks[key] = trunk
+            self.forwards.ran += 1
+            prefix_cache = packed.grow(self.model, PrefixCache((), key[1]), key[0], everywhere)
+            self._put("prefix cache", about, _named(keys=prefix_cache.keys, values=prefix_cache.values))
+        self._trunks[key] = prefix_cache
         while len(self._trunks) > KEPT_TRUNKS and sum(map(_bytes, self._trunks.values())) > KEPT_BYTES:
             self._trunks.pop(next(iter(self._trunks)))
-        return trunk
+        return prefix_cache
 
     def require_sites(self, sites: Iterable[Site]) -> None:
         """Make sure, once an engine, that a change at these sites moves the logits; `score` and `run` do it themselves.
@@ -115,7 +115,8 @@ class Engine:
 
         Args:
             queries: any; those under one all-position intervention share a row.
-            shared: length of the prefix kept as trunk; None takes the longest that all prompts share and that no edit
+            shared: length of the prefix kept as prefix cache; None takes the longest that all prompts share and that
+            no edit
                 at given positions touches. Giving it makes the arithmetic independent of which other queries came
                 before (rows are then bit-identical).
 
@@ -132,21 +133,21 @@ class Engine:
         }
         kept = self._get("scores", about)
         if kept is not None:
-            self.meter.saved += int(kept["forwards"])
+            self.forwards.saved += int(kept["forwards"])
             return [
                 Score(kept[f"logprobs.{i}"].numpy(), kept[f"argmax.{i}"].numpy()) for i in range(len(queries))
             ]
         self.require_sites(_sites(queries))
-        before = self.meter.ran
+        before = self.forwards.ran
         scores = self._score_slowly(queries) if self.slow else self._score_packed(queries, shared)
         named = {f"logprobs.{i}": torch.from_numpy(score.logprobs) for i, score in enumerate(scores)}
         named.update({f"argmax.{i}": torch.from_numpy(score.argmax) for i, score in enumerate(scores)})
-        named["forwards"] = torch.tensor(self.meter.ran - before)
+        named["forwards"] = torch.tensor(self.forwards.ran - before)
         self._put("scores", about, named)
         return scores
 
     def _score_slowly(self, queries: Sequence[Query]) -> list[Score]:
-        self.meter.ran += len(queries)
+        self.forwards.ran += len(queries)
         return reference.score(self.model, queries)
 
     def _score_packed(self, queries: Sequence[Query], shared: int | None) -> list[Score]:
@@ -156,10 +157,12 @@ class Engine:
         scores: dict[int, Score] = {}
         for members in groups.values():
             chosen = [queries[index] for index in members]
-            trunk = self.trunk(chosen[0].tokens[: self._shared(chosen, shared)], chosen[0].intervention)
-            for batch in batches(chosen, len(trunk), MAX_NODES):
-                self.meter.ran += 1
-                answers = packed.score_row(self.model, [chosen[i] for i in batch], trunk)
+            prefix_cache = self.prefix_cache(
+                chosen[0].tokens[: self._shared(chosen, shared)], chosen[0].intervention
+            )
+            for batch in batches(chosen, len(prefix_cache), MAX_NODES):
+                self.forwards.ran += 1
+                answers = packed.score_row(self.model, [chosen[i] for i in batch], prefix_cache)
                 scores.update({members[i]: answer for i, answer in zip(batch, answers, strict=True)})
         return [scores[index] for index in range(len(queries))]
 
@@ -175,7 +178,7 @@ class Engine:
         Args:
             query: the question.
             keep: TransformerLens hook names, such as "blocks.18.attn.hook_z".
-            shared: length of the prefix taken from a trunk (positions in it cannot be kept).
+            shared: length of the prefix taken from a prefix cache (positions in it cannot be kept).
             at: further position sets by name, absolute positions in the sequence; "candidate" is always kept.
 
         Raises:
@@ -185,7 +188,7 @@ class Engine:
         sets = {name: list(where) for name, where in (at or {}).items()}
         if "candidate" in sets or shared < 0:
             raise InputError(
-                "The candidate positions follow from the query, and a shared length is not negative."
+                "The action positions follow from the query, and a shared length is not negative."
             )
         self.model.require_room(len(query.tokens))
         sets["candidate"] = list(query.candidate)
@@ -207,21 +210,21 @@ class Engine:
             kept = {**(kept or {}), **self._run_alone(query, lacking, shared, sets)}
             self._put("run", about, kept)
         else:
-            self.meter.saved += 1
+            self.forwards.saved += 1
         return self._as_run(query, kept, keep, shared, sets)
 
     def _run_alone(
         self, query: Query, keep: Sequence[str], shared: int, sets: Mapping[str, Sequence[int]]
     ) -> dict[str, Tensor]:
-        """One chain over the trunk; everything it leaves, by name, ready to be stored."""
+        """One chain over the prefix cache; everything it leaves, by name, ready to be stored."""
         self.require_sites(_sites([query]))
-        trunk = self.trunk(query.tokens[:shared], query.intervention)
-        trie = Trie(len(trunk))
+        prefix_cache = self.prefix_cache(query.tokens[:shared], query.intervention)
+        trie = Trie(len(prefix_cache))
         path = packed.insert(trie, query)
-        placements = [packed.Placement(edit, None) for edit in query.intervention.everywhere.edits]
-        placements += packed.place(self.model, query, path, shared)
-        done = packed.run_row(self.model, trie, trunk, placements, keep)
-        self.meter.ran += 1
+        locations = [packed.EditLocation(edit, None) for edit in query.intervention.everywhere.edits]
+        locations += packed.place(self.model, query, path, shared)
+        done = packed.run_row(self.model, trie, prefix_cache, locations, keep)
+        self.forwards.ran += 1
         nodes = [path[position - shared] for position in query.candidate]
         [score] = packed.read_scores(self.model, done.resid, [nodes], [query.action])
         frozen = query.untouched - shared
@@ -246,14 +249,14 @@ class Engine:
         shared: int,
         sets: Mapping[str, Sequence[int]],
     ) -> Run:
-        base = self.trunk(query.tokens[:shared], query.intervention)
+        base = self.prefix_cache(query.tokens[:shared], query.intervention)
         tokens = query.prompt[shared : query.untouched]
-        trunk = base.extend(tokens, self._layers(kept, "keys"), self._layers(kept, "values"))
+        prefix_cache = base.extend(tokens, self._layers(kept, "keys"), self._layers(kept, "values"))
         caches = {
             label: {name: kept[f"{name}|{label}"].to(self.model.device) for name in keep} for label in sets
         }
         score = Score(kept["logprobs"].numpy(), kept["argmax"].numpy())
-        return Run(query, score, caches["candidate"], caches, trunk)
+        return Run(query, score, caches["candidate"], caches, prefix_cache)
 
     def _get(self, kind: str, about: Mapping[str, str]) -> dict[str, Tensor] | None:
         return self.store.get(kind, about) if self.store is not None else None
@@ -282,8 +285,8 @@ def _sites(queries: Sequence[Query]) -> set[Site]:
     return {edit.site for query in queries for edit in query.intervention.without_cuts}
 
 
-def _bytes(trunk: Trunk) -> int:
-    return sum(tensor.nbytes for tensor in (*trunk.keys, *trunk.values))
+def _bytes(prefix_cache: PrefixCache) -> int:
+    return sum(tensor.nbytes for tensor in (*prefix_cache.keys, *prefix_cache.values))
 
 
 def _touched(untouched: int, shared: int) -> str:

@@ -1,7 +1,7 @@
-"""The fast path: one forward of a packed row of token nodes over a frozen trunk, through the stock bridge blocks.
+"""The fast path: one forward of a packed row of token nodes over a prefix cache, through the stock bridge blocks.
 
-1. the sequences below the trunk become a trie of token ids (`mech.engine.trie`);
-2. its nodes are laid out as one row: position ids = depth, a node sees the trunk and its own ancestors only;
+1. the sequences below the prefix cache become a trie of token ids (`mech.engine.trie`);
+2. its nodes are laid out as one row: position ids = depth, a node sees the prefix cache and its own ancestors only;
 3. the row goes through every block once, hooks and all; edits land on the nodes of the queries that asked for them;
 4. log-probabilities are read at the nodes that need them, and nowhere else.
 
@@ -21,14 +21,14 @@ from torch import Tensor
 from mech.engine.blocks import RowCache, block_arguments, embed, layout, run_block, unembed
 from mech.engine.capture import capture_hooks
 from mech.engine.packing import insert, place
-from mech.engine.prefix_cache import Trunk
+from mech.engine.prefix_cache import PrefixCache
 from mech.engine.queries import Query, Score, token_logprobs
 from mech.engine.trie import Trie
-from mech.interventions.hooks import HookMissed, Placement, edit_hooks, hooked
+from mech.interventions.hooks import EditLocation, HookMissed, edit_hooks, hooked
 from mech.interventions.intervention import Intervention
 from mech.models.model import Model
 
-__all__ = ["Placement", "RowRun", "grow", "insert", "place", "read_scores", "run_row", "score_row"]
+__all__ = ["EditLocation", "RowRun", "grow", "insert", "place", "read_scores", "run_row", "score_row"]
 
 UNEMBED_ROWS = 128
 """Nodes unembedded at a time: 128 x 49k logits are 25 MB."""
@@ -46,30 +46,34 @@ class RowRun:
 
 @torch.no_grad()
 def run_row(
-    model: Model, trie: Trie, trunk: Trunk, placements: Sequence[Placement] = (), keep: Sequence[str] = ()
+    model: Model,
+    trie: Trie,
+    prefix_cache: PrefixCache,
+    locations: Sequence[EditLocation] = (),
+    keep: Sequence[str] = (),
 ) -> RowRun:
     """Push a packed row through all blocks.
 
     Args:
         model: the model, in eval mode.
-        trie: the row; its `trunk_length` must be the trunk's.
-        trunk: keys and values every node sees.
-        placements: edits and the nodes they act on.
+        trie: the row; its `trunk_length` must be the prefix cache's.
+        prefix_cache: keys and values every node sees.
+        locations: edits and the nodes they act on.
         keep: TransformerLens hook names whose activations (all nodes) are returned.
 
     Raises:
         HookMissed: an edit's or a kept hook did not fire exactly once.
     """
     model.require_eval_mode()
-    if trie.trunk_length != len(trunk):
-        raise ValueError("The row was laid out for a trunk of another length.")
+    if trie.trunk_length != len(prefix_cache):
+        raise ValueError("The row was laid out for a prefix cache of another length.")
     tokens = torch.tensor(trie.tokens, device=model.device)
     depths = torch.tensor(trie.depths, device=model.device)
     ancestry = torch.from_numpy(trie.ancestry()).to(model.device)
-    cache = RowCache(trunk.keys, trunk.values)
-    arguments = block_arguments(model, layout(model, depths, ancestry, len(trunk)), cache)
+    cache = RowCache(prefix_cache.keys, prefix_cache.values)
+    arguments = block_arguments(model, layout(model, depths, ancestry, len(prefix_cache)), cache)
     kept: dict[str, Tensor] = {}
-    hooks = edit_hooks(model, placements) + capture_hooks(model, keep, kept.__setitem__)
+    hooks = edit_hooks(model, locations) + capture_hooks(model, keep, kept.__setitem__)
     with hooked(model, hooks, fires=1):
         resid = embed(model, tokens, depths)
         for layer in range(model.n_layers):
@@ -77,48 +81,51 @@ def run_row(
     layers = range(model.n_layers)
     if set(cache.keys) != set(layers):
         raise HookMissed(
-            "The model's attention did not use the key/value cache it was given: no trunk can be shared."
+            "The model's attention did not use the key/value cache it was given: no prefix cache can be shared."
         )
     return RowRun(resid, tuple(cache.keys[i] for i in layers), tuple(cache.values[i] for i in layers), kept)
 
 
-def grow(model: Model, trunk: Trunk, tokens: Sequence[int], intervention: Intervention) -> Trunk:
-    """The trunk extended by these tokens, computed under the all-position part of the intervention."""
+def grow(
+    model: Model, prefix_cache: PrefixCache, tokens: Sequence[int], intervention: Intervention
+) -> PrefixCache:
+    """The prefix cache extended by these tokens, computed under the all-position part of the intervention."""
     everywhere = intervention.everywhere
-    trunk.require(trunk.tokens, everywhere.fingerprint)
-    trie = Trie(len(trunk))
+    prefix_cache.require(prefix_cache.tokens, everywhere.fingerprint)
+    trie = Trie(len(prefix_cache))
     trie.insert(list(tokens), [""] * len(tokens))
-    run = run_row(model, trie, trunk, [Placement(edit, None) for edit in everywhere.edits])
-    return Trunk(trunk.tokens, everywhere.fingerprint, trunk.keys, trunk.values).extend(
-        tokens, run.keys, run.values
-    )
+    run = run_row(model, trie, prefix_cache, [EditLocation(edit, None) for edit in everywhere.edits])
+    return PrefixCache(
+        prefix_cache.tokens, everywhere.fingerprint, prefix_cache.keys, prefix_cache.values
+    ).extend(tokens, run.keys, run.values)
 
 
 @torch.no_grad()
-def score_row(model: Model, queries: Sequence[Query], trunk: Trunk) -> list[Score]:
-    """Score queries that begin with the trunk and share the trunk's all-position edits: one packed forward.
+def score_row(model: Model, queries: Sequence[Query], prefix_cache: PrefixCache) -> list[Score]:
+    """Score queries that begin with the prefix cache and share its all-position edits: one packed forward.
 
     Raises:
-        ValueError: a query does not begin with the trunk, or has other all-position edits than trunk and row.
-        FloatingPointError: a logit is not finite.
+        ValueError: a query does not begin with the prefix cache, or has other all-position edits than prefix cache
+        and row. FloatingPointError: a logit is not finite.
     """
     everywhere = queries[0].intervention.everywhere
-    trie = Trie(len(trunk))
-    paths, placements = [], [Placement(edit, None) for edit in everywhere.edits]
+    trie = Trie(len(prefix_cache))
+    paths, locations = [], [EditLocation(edit, None) for edit in everywhere.edits]
     placed: set[int] = set()
     for query in queries:
-        trunk.require(query.tokens, query.intervention.everywhere.fingerprint)
+        prefix_cache.require(query.tokens, query.intervention.everywhere.fingerprint)
         if query.intervention.everywhere.fingerprint != everywhere.fingerprint:
             raise ValueError("Queries of one row must share their all-position edits.")
-        if len(trunk) > query.untouched:
-            raise ValueError("A trunk was offered that includes a position which the query edits.")
+        if len(prefix_cache) > query.untouched:
+            raise ValueError("A prefix cache was offered that includes a position which the query edits.")
         path = insert(trie, query)
         paths.append(path)
-        placements += place(model, query, path, len(trunk), placed)
+        locations += place(model, query, path, len(prefix_cache), placed)
         placed.update(path)
-    run = run_row(model, trie, trunk, placements)
+    run = run_row(model, trie, prefix_cache, locations)
     wanted = [
-        [path[i - len(trunk)] for i in query.candidate] for query, path in zip(queries, paths, strict=True)
+        [path[i - len(prefix_cache)] for i in query.candidate]
+        for query, path in zip(queries, paths, strict=True)
     ]
     return read_scores(model, run.resid, wanted, [query.action for query in queries])
 

@@ -1,6 +1,7 @@
 """Where a query's edits and cuts land in a packed row, and which nodes it may share with other queries.
 
-    position    0 1 2 3 | 4 5 6 7 8        trunk | row: the trunk ends before the first position that is edited
+    position    0 1 2 3 | 4 5 6 7 8        prefix cache | row: the prefix cache ends before the first position that is
+                edited
     tag                   - - e e ef       e acts from position 6 on, f from 8 on: a node carries all that has begun
 
 Two queries share a node when they share its parent, its token and its tag: everything that was edited before it.
@@ -17,13 +18,13 @@ import torch
 from mech.engine.queries import Query
 from mech.engine.trie import Trie
 from mech.interventions.edits import Cut, Edit
-from mech.interventions.hooks import Placement
+from mech.interventions.hooks import EditLocation
 from mech.interventions.intervention import Intervention
 from mech.models.model import Model
 
 
 def insert(trie: Trie, query: Query) -> tuple[int, ...]:
-    """Add a query's sequence below the trunk; copies under other edits part at the first position edited otherwise."""
+    """Add a query's sequence after the prefix; copies under other edits part at the first position edited otherwise."""
     starts: dict[int, list[Edit | Cut]] = {}
     for edit in query.intervention.local.edits:
         starts.setdefault(query.positions(edit)[0], []).append(edit)
@@ -40,7 +41,7 @@ def insert(trie: Trie, query: Query) -> tuple[int, ...]:
 
 def place(
     model: Model, query: Query, path: Sequence[int], trunk_length: int, placed: AbstractSet[int] = frozenset()
-) -> list[Placement]:
+) -> list[EditLocation]:
     """Where a query's local edits act in a row: the nodes of their positions, less those `placed` by another query.
 
     Two actions under one intervention share the nodes of their common beginning; scaling those twice would be wrong.
@@ -48,11 +49,11 @@ def place(
     Args:
         model: for the device.
         query: its local edits are placed; those at all positions need no place.
-        path: the query's nodes below the trunk.
+        path: the query's nodes below the prefix cache.
         trunk_length: no longer than `query.untouched`.
         placed: all nodes of the paths that were placed before.
     """
-    placements = []
+    locations = []
     for edit in query.intervention.local.edits:
         nodes = [path[position - trunk_length] for position in query.positions(edit)]
         own = [at for at, node in enumerate(nodes) if node not in placed]
@@ -61,7 +62,7 @@ def place(
         rows = torch.tensor([nodes[at] for at in own], dtype=torch.long, device=model.device)
         columns = None
         if isinstance(edit, Cut):
-            # The row's columns come behind the trunk's; a source stands in one or the other.
+            # The row's columns come behind the prefix cache's; a source stands in one or the other.
             seen = [
                 at if at < trunk_length else trunk_length + path[at - trunk_length] for at in edit.sources
             ]
@@ -69,8 +70,8 @@ def place(
         elif edit.value is not None and edit.value.ndim == 2:
             where = tuple(edit.where[at] for at in own) if isinstance(edit.where, tuple) else edit.where
             edit = replace(edit, where=where, value=edit.value[own])
-        placements.append(Placement(edit, rows, columns))
-    return placements
+        locations.append(EditLocation(edit, rows, columns))
+    return locations
 
 
 def batches(queries: Sequence[Query], trunk_length: int, max_nodes: int) -> list[list[int]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Trunk:
+class PrefixCache:
     """`keys[layer]` and `values[layer]` are [1, n_kv_heads, len(tokens), d_head]; keys are rotated already."""
 
     tokens: tuple[int, ...]
@@ -27,17 +27,19 @@ class Trunk:
         return len(self.tokens)
 
     def require(self, tokens: Sequence[int], fingerprint: str) -> None:
-        """Raise ValueError unless this trunk is that of the first tokens of a sequence under that intervention."""
+        """Raise ValueError unless this cache is that of the first tokens of a sequence under that intervention."""
         if tuple(tokens[: len(self)]) != self.tokens:
-            raise ValueError("A trunk was offered to a sequence that does not begin with its tokens.")
+            raise ValueError("A prefix cache was offered to a sequence that does not begin with its tokens.")
         if len(self) and fingerprint != self.fingerprint:
-            raise ValueError("A trunk was offered under another intervention than it was computed under.")
+            raise ValueError(
+                "A prefix cache was offered under another intervention than it was computed under."
+            )
 
-    def extend(self, tokens: Sequence[int], keys: Sequence[Tensor], values: Sequence[Tensor]) -> Trunk:
-        """The trunk with more tokens behind it; `keys` and `values` are theirs alone, layer by layer."""
+    def extend(self, tokens: Sequence[int], keys: Sequence[Tensor], values: Sequence[Tensor]) -> PrefixCache:
+        """The prefix cache with more tokens behind it; `keys` and `values` are theirs alone, layer by layer."""
         if not self.keys:
-            return Trunk(self.tokens + tuple(tokens), self.fingerprint, tuple(keys), tuple(values))
-        return Trunk(
+            return PrefixCache(self.tokens + tuple(tokens), self.fingerprint, tuple(keys), tuple(values))
+        return PrefixCache(
             self.tokens + tuple(tokens),
             self.fingerprint,
             tuple(torch.cat(pair, dim=-2) for pair in zip(self.keys, keys, strict=True)),

@@ -2,10 +2,10 @@
 
     tokens      p0  p1  p2 | a0  a1  a2        prompt | action
     position     0   1   2 |  3   4   5
-    scored by            2    3   4            candidate positions: the last prompt token, then all but the last of a
+    scored by            2    3   4            action positions: the last prompt token, then all but the last of a
 
 `logp(a | prompt)` is the sum over the action's tokens of the log-probability (nats) of each, given all before it:
-teacher forcing, no sampling. The same action ends every condition, so its candidate positions correspond one to one
+teacher forcing, no sampling. The same action ends every condition, so its action positions correspond one to one
 between conditions although the contexts differ in length.
 """
 
@@ -54,7 +54,7 @@ class Query:
         elif edit.value is not None and edit.value.ndim == 2 and edit.where == "candidate":
             if len(edit.value) != len(self.action):
                 raise InputError(
-                    f"An edit has values for {len(edit.value)} candidate positions, the action has {len(self.action)}."
+                    f"An edit has values for {len(edit.value)} action positions, the action has {len(self.action)}."
                 )
 
     @property
@@ -77,7 +77,7 @@ class Query:
     def untouched(self) -> int:
         """How many tokens a shared prefix may have: it ends before the first position that a local edit touches.
 
-        Without such edits it ends before the last prompt token, the first of the candidate positions.
+        Without such edits it ends before the last prompt token, the first of the action positions.
         """
         starts = [self.positions(edit)[0] for edit in self.intervention.local.edits]
         return min([self.candidate.start, *starts])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mech.engine.queries import Query, Score, token_logprobs
 from mech.interventions.edits import Cut
-from mech.interventions.hooks import Placement, edit_hooks, hooked
+from mech.interventions.hooks import EditLocation, edit_hooks, hooked
 from mech.models.model import Model
 
 
@@ -37,12 +37,12 @@ def full_forward(model: Model, query: Query) -> Tensor:
     """Logits [pos, d_vocab] of the query's whole sequence under its intervention, by the stock forward."""
     model.require_eval_mode()
     model.require_room(len(query.tokens))
-    placements = [Placement(edit, None) for edit in query.intervention.everywhere.edits]
+    locations = [EditLocation(edit, None) for edit in query.intervention.everywhere.edits]
     for edit in query.intervention.local.edits:
         sources = torch.tensor(edit.sources, device=model.device) if isinstance(edit, Cut) else None
         rows = torch.tensor(list(query.positions(edit)), device=model.device)
-        placements.append(Placement(edit, rows, sources))
+        locations.append(EditLocation(edit, rows, sources))
     tokens = torch.tensor([query.tokens], device=model.device)
-    with hooked(model, edit_hooks(model, placements), fires=1):
+    with hooked(model, edit_hooks(model, locations), fires=1):
         logits: Tensor = model.bridge(tokens)
     return logits[0]

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mech.engine.prefix_cache import Trunk
+from mech.engine.prefix_cache import PrefixCache
 from mech.engine.queries import Query, Score
 
 
 @dataclass
-class Meter:
+class ForwardCounter:
     """Forwards (passes of the model over a row or a sequence) that were run, and that a cache made unnecessary."""
 
     ran: int = 0
@@ -26,9 +26,10 @@ class Run:
     Attributes:
         query: the question.
         score: log-probabilities of the action's tokens.
-        cache: hook name → activation at the candidate positions (shapes: `mech.engine.capture`).
+        cache: hook name → activation at the action positions (shapes: `mech.engine.capture`).
         at: position set name → such a cache, for further sets ("record", "observation", …) that were asked for.
-        trunk: keys and values of the prompt without its last token, under the query's all-position edits; it ends
+        prefix_cache: keys and values of the prompt without its last token, under the query's all-position edits; it
+        ends
             before the first position that another edit touches (`Query.untouched`).
     """
 
@@ -36,4 +37,4 @@ class Run:
     score: Score
     cache: Mapping[str, Tensor]
     at: Mapping[str, Mapping[str, Tensor]]
-    trunk: Trunk
+    prefix_cache: PrefixCache

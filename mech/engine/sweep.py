@@ -1,4 +1,4 @@
-"""Many changes of one run at its candidate positions, each scored alone, at less than a forward each.
+"""Many changes of one run at its action positions, each scored alone, at less than a forward each.
 
 Every change (edits and cuts, made together) gets a copy of the candidate nodes. Copies run side by side in one packed
 row over the run's own keys and values, which are not copied; a copy joins at the first layer in which its change does
@@ -22,7 +22,7 @@ from mech.engine.capture import everything_names
 from mech.engine.engine import Engine, Run
 from mech.engine.queries import Query, Score
 from mech.errors import InputError
-from mech.interventions.hooks import Placement, edit_hooks, hooked
+from mech.interventions.hooks import EditLocation, edit_hooks, hooked
 from mech.interventions.intervention import Cut, Edit, Intervention
 from mech.models.model import Model
 
@@ -39,7 +39,7 @@ def stacked(run: Run, model: Model, kind: str) -> Tensor:
 
 
 def by_layer(run: Run, model: Model, kind: str) -> list[Tensor]:
-    """One kept activation of all layers at the candidate positions, as a list; InputError as `stacked`."""
+    """One kept activation of all layers at the action positions, as a list; InputError as `stacked`."""
     names = everything_names(model, kind)
     missing = [name for name in names if name not in run.cache]
     if missing:
@@ -49,18 +49,18 @@ def by_layer(run: Run, model: Model, kind: str) -> list[Tensor]:
 
 @torch.no_grad()
 def sweep(engine: Engine, recipient: Run, edits: Sequence[Edit]) -> list[Score]:
-    """Score the recipient's action under each of these edits alone, in their order; see `score_changes`."""
-    return score_changes(engine, recipient, [Intervention((edit,)) for edit in edits])
+    """Score the recipient's action under each of these edits alone, in their order; see `score_interventions`."""
+    return score_interventions(engine, recipient, [Intervention((edit,)) for edit in edits])
 
 
 @torch.no_grad()
-def score_changes(engine: Engine, run: Run, changes: Sequence[Intervention]) -> list[Score]:
+def score_interventions(engine: Engine, run: Run, changes: Sequence[Intervention]) -> list[Score]:
     """Score a clean run's action under each of these interventions alone, in their order.
 
     Args:
         engine: its model runs; `engine.slow` takes one hooked full forward a change.
         run: a clean run that kept `hook_resid_pre`.
-        changes: edits of any site inside a block, and cuts, at the candidate positions; what a cut hides stands before
+        changes: edits of any site inside a block, and cuts, at the action positions; what a cut hides stands before
             them. A change without edits has the run's own score.
 
     Raises:
@@ -72,18 +72,18 @@ def score_changes(engine: Engine, run: Run, changes: Sequence[Intervention]) -> 
     require_clean(run)
     for edit in (edit for change in changes for edit in change.edits):
         if edit.where != "candidate":
-            raise InputError(f"These changes act at the candidate positions only, not at {edit.where}.")
+            raise InputError(f"These changes act at the action positions only, not at {edit.where}.")
         if not 0 <= edit.layer < model.n_layers:
             raise InputError(f"There is no layer {edit.layer}: the model has layers 0-{model.n_layers - 1}.")
         if isinstance(edit, Cut) and edit.sources[-1] >= query.candidate.start:
             raise InputError(
-                f"The sources of a cut stand before the candidate positions, which begin at {query.candidate.start}."
+                f"The sources of a cut stand before the action positions, which begin at {query.candidate.start}."
             )
     engine.require_sites({edit.site for change in changes for edit in change.without_cuts})
     scores = {index: run.score for index, change in enumerate(changes) if not change.edits}
     changed = [index for index in range(len(changes)) if index not in scores]
     if engine.slow:
-        engine.meter.ran += len(changed)
+        engine.forwards.ran += len(changed)
         queries = [Query(query.prompt, query.action, changes[index]) for index in changed]
         scores.update(zip(changed, reference.score(model, queries), strict=True))
         return [scores[index] for index in range(len(changes))]
@@ -97,7 +97,7 @@ def score_changes(engine: Engine, run: Run, changes: Sequence[Intervention]) -> 
             model, run, [layers[index] for index in group], [marks[index] for index in group]
         )
         scores.update(zip(group, rows, strict=True))
-        engine.meter.ran += 1
+        engine.forwards.ran += 1
     return [scores[index] for index in range(len(changes))]
 
 
@@ -127,7 +127,7 @@ def _side_by_side(
     """Scores of a few changes from one rolling row: a copy for each different history of changes so far."""
     n = len(run.query.action)
     resid_pre = by_layer(run, model, "hook_resid_pre")
-    cache = RowCache(run.trunk.keys, run.trunk.values)
+    cache = RowCache(run.prefix_cache.keys, run.prefix_cache.values)
     slots = [_CLEAN] * len(changes)
     row = resid_pre[0].new_empty(1, 0, model.d_model)
     arguments: list[dict[str, Any]] = []
@@ -147,24 +147,24 @@ def _side_by_side(
         row = torch.cat([resid_pre[layer] if slot == _CLEAN else parts[slot] for slot in joined])[None]
         if row.shape[1] != before:
             arguments = block_arguments(model, copies(model, run, len(joined)), cache)
-        placements = [_place(model, edit, at * n, n) for at, here in enumerate(edits) for edit in here]
-        with hooked(model, edit_hooks(model, placements), fires=1):
+        locations = [_place(model, edit, at * n, n) for at, here in enumerate(edits) for edit in here]
+        with hooked(model, edit_hooks(model, locations), fires=1):
             row = run_block(model, layer, row, arguments[layer])
     nodes = [range(slot * n, (slot + 1) * n) for slot in slots]
     return packed.read_scores(model, row, nodes, [run.query.action] * len(changes))
 
 
-def _place(model: Model, edit: Edit | Cut, start: int, n: int) -> Placement:
-    """A change on one copy's nodes; a cut's sources are columns of the trunk."""
+def _place(model: Model, edit: Edit | Cut, start: int, n: int) -> EditLocation:
+    """A change on one copy's nodes; a cut's sources are columns of the prefix cache."""
     rows = torch.arange(start, start + n, device=model.device)
     if isinstance(edit, Cut):
-        return Placement(edit, rows, torch.tensor(edit.sources, dtype=torch.long, device=model.device))
-    return Placement(edit, rows)
+        return EditLocation(edit, rows, torch.tensor(edit.sources, dtype=torch.long, device=model.device))
+    return EditLocation(edit, rows)
 
 
 def copies(model: Model, recipient: Run, count: int) -> Layout:
-    """The layout of that many copies of the candidate nodes over the recipient's trunk."""
+    """The layout of that many copies of the candidate nodes over the recipient's prefix cache."""
     start, n = recipient.query.candidate.start, len(recipient.query.action)
     one = torch.tril(torch.ones(n, n, dtype=torch.bool, device=model.device))
     depths = torch.arange(start, start + n, device=model.device).repeat(count)
-    return layout(model, depths, torch.block_diag(*[one] * count).bool(), len(recipient.trunk))
+    return layout(model, depths, torch.block_diag(*[one] * count).bool(), len(recipient.prefix_cache))

@@ -2,7 +2,7 @@
 
     sequences          the row (a node = one token at one depth, seen by its own descendants only)
     T a b c            index   0 1 2 3 4
-    T a b d     →      token   a b c d e        T, the trunk, is a prefix of all and is not in the row:
+    T a b d     →      token   a b c d e        T, the prefix cache, is a prefix of all and is not in the row:
     T a e              parent -1 0 1 1 0        its keys and values are kept from an earlier run
                        depth   1 2 3 3 2
 
@@ -33,10 +33,10 @@ class Trie:
         return len(self.tokens)
 
     def insert(self, tokens: Sequence[int], tags: Sequence[str]) -> tuple[int, ...]:
-        """Add one path below the trunk; return its node numbers, one a token.
+        """Add one path below the prefix cache; return its node numbers, one a token.
 
         Args:
-            tokens: the sequence's tokens after the trunk.
+            tokens: the sequence's tokens after the prefix cache.
             tags: one a token; equal paths with unequal tags are kept apart from there on.
         """
         parent, path = -1, []

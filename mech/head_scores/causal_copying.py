@@ -51,7 +51,7 @@ def sequence_mean(engine: Engine, sequences: RepeatedTokens) -> Float[Tensor, "l
 def occurrence_query(sequences: RepeatedTokens, index: int, occurrence: Occurrence) -> Query:
     """The tokens of one sequence as a query: its action is r2 … rL of one half, its prompt everything before them.
 
-    Its candidate positions are those of r1 … r(L−1) of that half, whose logits predict the action.
+    Its action positions are those of r1 … r(L−1) of that half, whose logits predict the action.
 
     Raises:
         InputError: a sequence of one token has nothing to predict.
@@ -66,7 +66,7 @@ def occurrence_query(sequences: RepeatedTokens, index: int, occurrence: Occurren
 def ablation_drops(
     engine: Engine, query: Query, mean: Float[Tensor, "layer head d_head"], heads: HeadSet | None = None
 ) -> dict[Head, float]:
-    """Head → drop of the action's log-probability (nats per token) with its z at the mean at the candidate positions.
+    """Head → drop of the action's log-probability (nats per token) with its z at the mean at the action positions.
 
     Args:
         engine: its model runs; `engine.slow` takes one hooked full forward a head.

@@ -71,7 +71,7 @@ def _kept(engine: Engine, sequence: Sequence[int], shared: int) -> list[Float[Te
     found: dict[str, Tensor] = {}
     with hooked(model, capture_hooks(model, names, found.__setitem__), fires=1):
         reference.full_forward(model, query)
-    engine.meter.ran += 1
+    engine.forwards.ran += 1
     return [
         einops.rearrange(found[name][0], "pos (head d_head) -> pos head d_head", head=model.n_heads)
         for name in names

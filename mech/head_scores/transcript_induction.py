@@ -1,14 +1,14 @@
 """In-context induction on real transcripts: does a head look, from a candidate token, at the token after its match?
 
     … <turn> a0 a1 a2 a3 <end> …  observation  … <turn> a0 a1 a2
-             s  s+1 s+2 s+3         the record      q0  q1 q2 q3       candidate positions; q_i predicts a_i
+             s  s+1 s+2 s+3         the record      q0  q1 q2 q3       action positions; q_i predicts a_i
 
     transcript_induction   attention from q_i to s + i, where the record's a_i stands: the token after the match of the
                            token at q_i
     transcript_duplicate   attention from q_i to s + i − 1, the match itself: the record's copy of the token at q_i
     record_attention       attention from q_i to all of the record's a0 … an together
 
-The first two are means over the candidate positions whose own token is the one before the record's a_i (from q1 on
+The first two are means over the action positions whose own token is the one before the record's a_i (from q1 on
 always; q0, the end of the prompt, where both calls are opened by the same token), the third is over all of them. Each
 is a probability in [0, 1]; `transcript_induction` is `prefix_matching` of `mech.head_scores.induction` where it
 matters.
@@ -57,12 +57,12 @@ def copy_in_record(query: Query, record: range) -> range:
 
 
 def candidate_patterns(engine: Engine, query: Query, shared: int = 0) -> list[Float[Tensor, "head pos seq"]]:
-    """Attention from the candidate positions, layer by layer, under the query's intervention.
+    """Attention from the action positions, layer by layer, under the query's intervention.
 
     Args:
-        engine: its model runs, packed over a trunk; `engine.slow` takes one hooked full forward.
+        engine: its model runs, packed over a prefix cache; `engine.slow` takes one hooked full forward.
         query: the question.
-        shared: length of the prefix taken from a trunk.
+        shared: length of the prefix taken from a prefix cache.
     """
     model = engine.model
     names = everything_names(model, "attn.hook_pattern")
@@ -72,7 +72,7 @@ def candidate_patterns(engine: Engine, query: Query, shared: int = 0) -> list[Fl
     kept: dict[str, Tensor] = {}
     with hooked(model, capture_hooks(model, names, kept.__setitem__), fires=1):
         reference.full_forward(model, query)
-    engine.meter.ran += 1
+    engine.forwards.ran += 1
     return [kept[name][0][:, list(query.candidate)] for name in names]
 
 
@@ -95,8 +95,8 @@ def transcript_scores(
     tokens = query.tokens
     matched = [
         place
-        for place, (asks, key) in enumerate(zip(query.candidate, copy, strict=True))
-        if key > 0 and tokens[asks] == tokens[key - 1]
+        for place, (build_queries, key) in enumerate(zip(query.candidate, copy, strict=True))
+        if key > 0 and tokens[build_queries] == tokens[key - 1]
     ]
     if not matched:
         raise InputError("No candidate token has a match in the record: one token, opened in another way.")

@@ -130,7 +130,7 @@ class Cut:
 
     def __post_init__(self) -> None:
         if self.where == "all":
-            raise InputError("Edges are cut at the candidate positions or at positions given by number.")
+            raise InputError("Edges are cut at the action positions or at positions given by number.")
         _require_where(self.where)
         _require_ascending(self.heads, "heads")
         _require_ascending(self.sources, "source positions")

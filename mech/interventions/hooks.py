@@ -99,13 +99,13 @@ def _counting(function: HookFunction, point: HookPoint, count: HookCount, index:
 
 
 @dataclass(frozen=True)
-class Placement:
+class EditLocation:
     """A change and where it lands in this run.
 
     Attributes:
         edit: what is changed.
         rows: [place], the nodes of its positions along the row (its destinations, for a cut); None for all of them.
-        columns: [source], for a cut: the columns of its sources (trunk first, then the row's nodes).
+        columns: [source], for a cut: the columns of its sources (prefix cache first, then the row's nodes).
     """
 
     edit: Edit | Cut
@@ -113,21 +113,21 @@ class Placement:
     columns: Tensor | None = None
 
 
-def edit_hooks(model: Model, placements: Sequence[Placement]) -> list[tuple[str, HookFunction]]:
-    """One hook a touched site and layer, carrying out every placement there in order; for runs of batch size 1.
+def edit_hooks(model: Model, locations: Sequence[EditLocation]) -> list[tuple[str, HookFunction]]:
+    """One hook a touched site and layer, carrying out every location there in order; for runs of batch size 1.
 
     Raises:
         InputError: a change that this model cannot carry out (`mech.interventions.sites.require_fit`).
     """
-    grouped: dict[str, list[Placement]] = {}
-    for placement in placements:
-        require_fit(model, placement.edit)
-        grouped.setdefault(placement.edit.hook_name, []).append(placement)
+    grouped: dict[str, list[EditLocation]] = {}
+    for location in locations:
+        require_fit(model, location.edit)
+        grouped.setdefault(location.edit.hook_name, []).append(location)
     return [(name, _apply(model, group)) for name, group in grouped.items()]
 
 
 def acting_hooks(
-    model: Model, names: Sequence[str], acting: Mapping[str, Sequence[Placement]]
+    model: Model, names: Sequence[str], acting: Mapping[str, Sequence[EditLocation]]
 ) -> list[tuple[str, HookFunction]]:
     """One hook a name that carries out what `acting` holds under that name when it fires; for many forwards.
 
@@ -136,34 +136,34 @@ def acting_hooks(
 
     def following(name: str) -> HookFunction:
         def hook(activation: Tensor, point: Any) -> Tensor | None:
-            placements = acting.get(name)
-            return _apply(model, placements)(activation, point) if placements else None
+            locations = acting.get(name)
+            return _apply(model, locations)(activation, point) if locations else None
 
         return hook
 
     return [(name, following(name)) for name in names]
 
 
-def _apply(model: Model, group: Sequence[Placement]) -> HookFunction:
+def _apply(model: Model, group: Sequence[EditLocation]) -> HookFunction:
     """The hook of one site and layer: its placements are all edits or all cuts."""
 
     def edit_all(activation: Tensor, hook: Any) -> Tensor:
         _require_axes(activation, 3, "[1, pos, width]", hook)
         edited = activation.clone()
-        for placement in group:
-            if isinstance(placement.edit, Edit):
-                _edit(model, edited, placement.edit, placement.rows)
+        for location in group:
+            if isinstance(location.edit, Edit):
+                _edit(model, edited, location.edit, location.rows)
         return edited
 
     def cut_all(scores: Tensor, hook: Any) -> Tensor:
         _require_axes(scores, 4, "[1, head, dest_pos, src_pos]", hook)
         cut = scores.clone()
-        for placement in group:
-            if isinstance(placement.edit, Cut):
-                cut[0][_edges(placement, placement.edit, cut)] = -torch.inf
-        for placement in group:
-            if isinstance(placement.edit, Cut):
-                _require_an_edge(model, cut, placement.edit, placement.rows)
+        for location in group:
+            if isinstance(location.edit, Cut):
+                cut[0][_edges(location, location.edit, cut)] = -torch.inf
+        for location in group:
+            if isinstance(location.edit, Cut):
+                _require_an_edge(model, cut, location.edit, location.rows)
         return cut
 
     return cut_all if isinstance(group[0].edit, Cut) else edit_all
@@ -185,12 +185,12 @@ def _edit(model: Model, activation: Tensor, edit: Edit, at: Tensor | None) -> No
     activation[0, rows, columns] = value
 
 
-def _edges(placement: Placement, cut: Cut, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _edges(location: EditLocation, cut: Cut, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The index of a cut's scores in [head, dest_pos, src_pos]."""
-    if placement.rows is None or placement.columns is None:
+    if location.rows is None or location.columns is None:
         raise ValueError("A cut needs the rows of its destinations and the columns of its sources.")
     heads = torch.tensor(cut.heads, device=scores.device)
-    return heads[:, None, None], placement.rows[:, None], placement.columns
+    return heads[:, None, None], location.rows[:, None], location.columns
 
 
 def _require_an_edge(model: Model, scores: Tensor, cut: Cut, rows: Tensor | None) -> None:

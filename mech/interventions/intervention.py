@@ -3,7 +3,7 @@
     ablated = scale_heads(heads, 0.0, "all") + cut_edges(heads, record, "candidate")
 
 All changes of an intervention are made in one run, in this order wherever they meet: those at all positions, those at
-positions given by number, those at the candidate positions.
+positions given by number, those at the action positions.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Intervention:
 
     @property
     def at_candidate(self) -> Intervention:
-        """The part that acts at the candidate positions only."""
+        """The part that acts at the action positions only."""
         return Intervention(tuple(edit for edit in self.edits if edit.where == "candidate"))
 
     @property
@@ -114,7 +114,7 @@ def cut_edges(heads: HeadSet, sources: Sequence[int], where: Where = "candidate"
     """Cut the attention of these heads from the positions `where` to the `sources` (edge knockout).
 
     The tokens at the sources stay: other heads read them, other positions too, and what those copied from them reaches
-    the destinations still. Cutting the record's edges at the candidate positions in all heads is therefore not
+    the destinations still. Cutting the record's edges at the action positions in all heads is therefore not
     the run without the record. What a row loses goes to its other edges, in proportion (the softmax is taken behind
     the cut): a change of attention elsewhere is part of the effect.
 

@@ -1,6 +1,6 @@
 """An intervention that holds while the sequence grows: in the prompt, and at every token that is decoded behind it.
 
-    edits       z of heads replaced or scaled: at all positions, or at the candidate positions, which in decoding are
+    edits       z of heads replaced or scaled: at all positions, or at the action positions, which in decoding are
                 the last token of the prompt and every generated one
     hidden      from every position behind a span of the prompt, these heads do not see the span (`hide-failed`: the
                 spans are the failed calls; the tokens stay, and other heads read them)
@@ -20,7 +20,7 @@ import torch
 from mech.errors import InputError
 from mech.heads import HeadSet
 from mech.interventions.edits import HOOK_NAMES, SCORES_HOOK, Cut
-from mech.interventions.hooks import Placement
+from mech.interventions.hooks import EditLocation
 from mech.interventions.intervention import NOTHING, Intervention, cut_edges, merge
 from mech.interventions.sites import require_fit
 from mech.models.model import Model
@@ -31,7 +31,7 @@ _NO_HEADS = HeadSet(())
 
 
 @dataclass(frozen=True, eq=False)
-class Standing:
+class PersistentIntervention:
     """What is changed in every forward of a conversation; `STANDING_NOTHING` is the clean model.
 
     Attributes:
@@ -45,7 +45,7 @@ class Standing:
     def __post_init__(self) -> None:
         if len(self.edits.without_cuts) < len(self.edits.edits) or self.edits.at_positions.edits:
             raise InputError(
-                "What holds while decoding is an edit at all or at the candidate positions, or heads that spans are "
+                "What holds while decoding is an edit at all or at the action positions, or heads that spans are "
                 "hidden from: a number of a position means another token in each prompt."
             )
         if any(edit.value is not None and edit.value.ndim == 2 for edit in self.edits.without_cuts):
@@ -76,9 +76,9 @@ class Standing:
         ]
         return self.edits + merge(cuts)
 
-    def placements(
+    def locations(
         self, model: Model, spans: Sequence[Span], first: int, count: int, candidate: bool
-    ) -> list[Placement]:
+    ) -> list[EditLocation]:
         """What acts in one forward of `count` tokens from position `first` on.
 
         Args:
@@ -86,10 +86,10 @@ class Standing:
             spans: what is hidden.
             first: absolute position of the forward's first token.
             count: its tokens.
-            candidate: all of them are candidate positions; otherwise none is.
+            candidate: all of them are action positions; otherwise none is.
         """
         acting = self.edits.everywhere + (self.edits.at_candidate if candidate else NOTHING)
-        placed = [Placement(edit, None) for edit in acting.edits]
+        placed = [EditLocation(edit, None) for edit in acting.edits]
         for start, stop in spans:
             begin = max(stop, first)
             if begin >= first + count or not len(self.hidden):
@@ -98,13 +98,13 @@ class Standing:
             columns = torch.arange(start, stop, device=model.device)
             where, sources = tuple(range(begin, first + count)), tuple(range(start, stop))
             placed += [
-                Placement(Cut(layer, tuple(heads), sources, where), rows, columns)
+                EditLocation(Cut(layer, tuple(heads), sources, where), rows, columns)
                 for layer, heads in self.hidden.per_layer().items()
             ]
         return placed
 
 
-STANDING_NOTHING = Standing()
+STANDING_NOTHING = PersistentIntervention()
 
 
 def require_spans(spans: Sequence[Span], length: int) -> None:

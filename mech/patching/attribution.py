@@ -1,7 +1,7 @@
 """Attribution patching: what patching a head or an MLP would do, estimated to first order from gradients.
 
     x(α) = x_recipient + α · (x_donor − x_recipient)                   x: z of a head, or a layer's MLP output
-    estimate(x) = Σ_pos (x_donor − x_recipient) · ∂ logp(a) / ∂ x      at the candidate positions, nats
+    estimate(x) = Σ_pos (x_donor − x_recipient) · ∂ logp(a) / ∂ x      at the action positions, nats
 
 logp(a) is of one action, whole or from one of its tokens on; a margin of two actions is a difference of two runs, and
 its estimate the difference of theirs.
@@ -20,7 +20,7 @@ above respond. For many steps the estimates of a layer's heads sum up to the exa
 head or MLP that moves alone gets its exact effect (completeness). A path on which all layers move at once is cheaper
 (m copies in all), but ends at the joint patch of every layer, far from any single one.
 
-Cost, in copies of the candidate positions: 1 for steps = 1, else m a layer and site against n_heads + 1 a layer of an
+Cost, in copies of the action positions: 1 for steps = 1, else m a layer and site against n_heads + 1 a layer of an
 exact sweep, and a backward costs about as much as a forward: where layers have few heads, integrating saves little.
 
 Where it fails: a gradient is local. Saturated attention and softmax hide what a patch would do (Kramár et al. 2024,
@@ -177,10 +177,10 @@ def _at_recipient(
 ) -> dict[GradientSite, Tensor]:
     """Gradients at the recipient, [layer, pos, width] each."""
     model, query = engine.model, recipient.query
-    engine.meter.ran += 1
+    engine.forwards.ran += 1
     if not engine.slow:
         start = _kept(recipient, everything_names(model, "hook_resid_pre")[0])
-        return clean_gradients(model, query, recipient.trunk, start, tuple(differences), first)
+        return clean_gradients(model, query, recipient.prefix_cache, start, tuple(differences), first)
     still = [
         Shifted(site, layer, torch.zeros_like(difference[layer]))
         for site, difference in differences.items()
@@ -206,11 +206,11 @@ def _along_the_line(
     ]
     means = {site: torch.zeros_like(difference) for site, difference in differences.items()}
     for group in [[run] for run in runs] if engine.slow else _groups(runs, len(query.action)):
-        engine.meter.ran += 1
+        engine.forwards.ran += 1
         if engine.slow:
             found = full_gradients(model, query, group, first)
         else:
-            found = shifted_gradients(model, query, recipient.trunk, resid_pre, group, first)
+            found = shifted_gradients(model, query, recipient.prefix_cache, resid_pre, group, first)
         for run, gradient in zip(group, found, strict=True):
             means[run.site][run.layer] += gradient / steps
     return means

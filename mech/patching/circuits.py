@@ -1,6 +1,6 @@
 """A set of heads as a circuit: what it carries of a difference between two runs, exactly, in three ways.
 
-With L(run) = logp(a), the runs `without` and `with_it` (such as pre and neut), and z at the candidate positions only:
+With L(run) = logp(a), the runs `without` and `with_it` (such as pre and neut), and z at the action positions only:
 
     necessity     L(with_it) − L(with_it, z of S from without)                     noising the set
     sufficiency   L(without, z of S from with_it) − L(without)                     denoising the set
@@ -11,7 +11,7 @@ do: in necessity they see with_it and may stand in for S, in sufficiency they se
 in faithfulness they are held at without.
 
 Identities, which tests hold: all three of all heads are the whole difference, of none 0, and necessity(S) +
-faithfulness(the others) = the difference. With z of every head from the other run, all that the candidate positions
+faithfulness(the others) = the difference. With z of every head from the other run, all that the action positions
 compute is the other run's, as MLPs follow from the residual stream; not so where positions are learned (GPT-2): there
 the embedding, which no head writes, tells the runs apart as well.
 
@@ -33,7 +33,7 @@ from jaxtyping import Float
 
 from mech.engine.engine import Engine, Run
 from mech.engine.queries import Score
-from mech.engine.sweep import score_changes
+from mech.engine.sweep import score_interventions
 from mech.errors import InputError
 from mech.heads import HeadSet
 from mech.interventions.intervention import replace_heads
@@ -99,4 +99,4 @@ def joint_scores(engine: Engine, recipient: Run, donor: Run, sets: Sequence[Head
     model = engine.model
     z = donor_z(model, recipient, donor)
     changes = [replace_heads(heads.check(model.n_layers, model.n_heads), z, "candidate") for heads in sets]
-    return score_changes(engine, recipient, changes)
+    return score_interventions(engine, recipient, changes)

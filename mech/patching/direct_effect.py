@@ -1,6 +1,6 @@
 """Direct effects (path patching to the logits): only what a head or MLP writes itself reaches the logits changed.
 
-    Δ(h)     = what head h writes at the candidate positions with the donor's z, less with the recipient's
+    Δ(h)     = what head h writes at the action positions with the donor's z, less with the recipient's
     logits'  = W_U [ N(r) + N_frozen(Δ) ]        r: the recipient's final residual stream; N_frozen: the final norm, its
                                                  scale held at the recipient's (`mech.patching.frozen_norm`); soft-cap
                                                  as in the model
@@ -9,7 +9,7 @@
     indirect = total − direct                    what later heads and MLPs make of the change, the norm's scale included
 
 Values are changes of the recipient's log-probability, in nats: denoising effects as they stand, noising effects with
-their sign turned. No block is run: one unembedding of all heads' copies of the candidate positions. The slow path
+their sign turned. No block is run: one unembedding of all heads' copies of the action positions. The slow path
 (`engine.slow`) is one hooked full forward a head that freezes z and MLP output everywhere else. Path patching: Wang et
 al. 2022 (arXiv:2211.00593), Goldowsky-Dill et al. 2023 (arXiv:2304.05969).
 """
@@ -40,7 +40,7 @@ from mech.patching.frozen_norm import (
     FrozenNorm,
     attention_norm,
     final_norm,
-    head_writes,
+    head_outputs,
     hold_scale,
     require_additive,
 )
@@ -110,7 +110,7 @@ def direct_changes(
         found = _slowly(engine, recipient, clean, swaps, hooks)
     else:
         parts = [
-            head_writes(model, layer, own, z[layer], theirs[layer])
+            head_outputs(model, layer, own, z[layer], theirs[layer])
             for layer, own in changed.per_layer().items()
         ]
         found = _read(model, recipient, final_norm(model, final_resid(model, recipient)), parts)
@@ -208,7 +208,7 @@ def _changes(recipient: Run, scores: Sequence[Score]) -> list[Changes]:
 def _everything_held(
     model: Model, recipient: Run, z: Tensor
 ) -> tuple[list[Edit], list[tuple[str, HookFunction]]]:
-    """What the slow path freezes at the candidate positions: all z and MLP outputs, and the norms behind them."""
+    """What the slow path freezes at the action positions: all z and MLP outputs, and the norms behind them."""
     rows = torch.tensor(list(recipient.query.candidate), device=model.device)
     edits = [Edit("z", h.layer, h.head, "candidate", z[h.layer, :, h.head].clone()) for h in all_heads(model)]
     for layer, value in enumerate(by_layer(recipient, model, "hook_mlp_out")):
@@ -236,5 +236,5 @@ def _slowly(
         query = replace(recipient.query, intervention=Intervention((*others, swap)))
         with hooked(engine.model, hooks, fires=1):
             scores += reference.score(engine.model, [query])
-        engine.meter.ran += 1
+        engine.forwards.ran += 1
     return scores

@@ -1,6 +1,6 @@
 """Values of z from other contexts, position by position: which position of a donor answers which of a recipient.
 
-    in order     candidate positions: the first from the first, the others from the donor's others, in order, from the
+    in order     action positions: the first from the first, the others from the donor's others, in order, from the
                  start again where the donor has fewer
     by role      a position drawn among those of the donor that have the same role (what part of the prompt it is)
     role mean    the mean of z over all positions of the same role of many contexts
@@ -22,13 +22,13 @@ from mech.errors import InputError
 
 
 def in_order(n: int, n_donor: int) -> list[int]:
-    """For each of n candidate positions, the donor's; the first is the last prompt token's in both.
+    """For each of n action positions, the donor's; the first is the last prompt token's in both.
 
     Raises:
         InputError: the donor has no position.
     """
     if n_donor < 1:
-        raise InputError("A donor without candidate positions gives no values.")
+        raise InputError("A donor without action positions gives no values.")
     if n_donor == 1:
         return [0] * n
     return [at if at == 0 else 1 + (at - 1) % (n_donor - 1) for at in range(n)]

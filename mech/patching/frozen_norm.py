@@ -73,7 +73,7 @@ def attention_writes(
 
 
 @torch.no_grad()
-def head_writes(
+def head_outputs(
     model: Model,
     layer: int,
     heads: Sequence[int],

@@ -1,12 +1,12 @@
-"""Gradients of an action's summed log-probability with respect to z and MLP outputs at its candidate positions.
+"""Gradients of an action's summed log-probability with respect to z and MLP outputs at its action positions.
 
     g = ∂ logp(a) / ∂ x,    x: z or MLP output of one layer, [pos, width]
 
 A zero leaf is added to the activation by its hook, and the gradient is the leaf's: `retain_grad` on a hooked
 activation gives none, as that is not the tensor that flows on. The prefix has no part in it: nothing that the candidate
-positions do can reach it. The packed functions run the candidate nodes alone, over the frozen trunk; `full_gradients`
-is the slow truth, one plain forward and backward of the whole sequence. Parameters take no gradients meanwhile, and get
-their `requires_grad` back whatever happens.
+positions do can reach it. The packed functions run the candidate nodes alone, over the frozen prefix cache;
+`full_gradients` is the slow truth, one plain forward and backward of the whole sequence. Parameters take no gradients
+meanwhile, and get their `requires_grad` back whatever happens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mech.engine.blocks import Layout, RowCache, block_arguments, layout, run_block, unembed
-from mech.engine.prefix_cache import Trunk
+from mech.engine.prefix_cache import PrefixCache
 from mech.engine.queries import Query, token_logprobs
 from mech.interventions.hooks import HookFunction, hooked
 from mech.models.model import Model
@@ -38,7 +38,7 @@ class Shifted:
     Attributes:
         site: the activation that is shifted and differentiated by.
         layer: its layer.
-        shift: [pos, width], added at the candidate positions.
+        shift: [pos, width], added at the action positions.
     """
 
     site: GradientSite
@@ -54,7 +54,7 @@ class Shifted:
 def clean_gradients(
     model: Model,
     query: Query,
-    trunk: Trunk,
+    prefix_cache: PrefixCache,
     resid_pre: Float[Tensor, "pos d_model"],
     sites: Sequence[GradientSite] = SITES,
     first: int = 0,
@@ -64,8 +64,8 @@ def clean_gradients(
     Args:
         model: the model, in eval mode.
         query: a clean query.
-        trunk: keys and values of its prompt without the last token.
-        resid_pre: its residual stream before block 0 at the candidate positions.
+        prefix_cache: keys and values of its prompt without the last token.
+        resid_pre: its residual stream before block 0 at the action positions.
         sites: by which activations.
         first: the first token of the action that counts.
 
@@ -73,10 +73,12 @@ def clean_gradients(
         FloatingPointError: a logit or a gradient is not finite.
         HookMissed: a hook did not fire exactly once.
     """
-    _require(model, query, trunk)
+    _require(model, query, prefix_cache)
     n = len(query.action)
     rows = torch.arange(n, device=model.device)
-    arguments = block_arguments(model, _copies(model, query, 1), RowCache(trunk.keys, trunk.values))
+    arguments = block_arguments(
+        model, _copies(model, query, 1), RowCache(prefix_cache.keys, prefix_cache.values)
+    )
     layers = range(model.n_layers)
     with leaves_only(model):
         leaves = {f"blocks.{i}.{KINDS[site]}": _leaf(model, n, site) for site in sites for i in layers}
@@ -93,7 +95,7 @@ def clean_gradients(
 def shifted_gradients(
     model: Model,
     query: Query,
-    trunk: Trunk,
+    prefix_cache: PrefixCache,
     resid_pre: Sequence[Float[Tensor, "pos d_model"]],
     runs: Sequence[Shifted],
     first: int = 0,
@@ -106,8 +108,8 @@ def shifted_gradients(
     Args:
         model: the model, in eval mode.
         query: a clean query.
-        trunk: keys and values of its prompt without the last token.
-        resid_pre: its residual stream before every block at the candidate positions.
+        prefix_cache: keys and values of its prompt without the last token.
+        resid_pre: its residual stream before every block at the action positions.
         runs: in layer order.
         first: the first token of the action that counts.
 
@@ -116,11 +118,11 @@ def shifted_gradients(
         FloatingPointError: a logit or a gradient is not finite.
         HookMissed: a hook did not fire exactly once.
     """
-    _require(model, query, trunk)
+    _require(model, query, prefix_cache)
     if [run.layer for run in runs] != sorted(run.layer for run in runs):
         raise ValueError("Shifted runs join their row in layer order.")
     n = len(query.action)
-    cache = RowCache(trunk.keys, trunk.values)
+    cache = RowCache(prefix_cache.keys, prefix_cache.values)
     row = torch.empty(1, 0, model.d_model, dtype=model.dtype, device=model.device)
     arguments: list[dict[str, Any]] = []
     with leaves_only(model):
@@ -161,11 +163,11 @@ def full_gradients(
         return list(_by_leaves(logits[query.candidate.start :], query, leaves, first))
 
 
-def _require(model: Model, query: Query, trunk: Trunk) -> None:
+def _require(model: Model, query: Query, prefix_cache: PrefixCache) -> None:
     model.require_eval_mode()
-    trunk.require(query.tokens, query.intervention.fingerprint)
-    if len(trunk) != query.candidate.start:
-        raise ValueError("The trunk must be the query's prompt without its last token.")
+    prefix_cache.require(query.tokens, query.intervention.fingerprint)
+    if len(prefix_cache) != query.candidate.start:
+        raise ValueError("The prefix cache must be the query's prompt without its last token.")
 
 
 @contextmanager
@@ -200,7 +202,7 @@ def _adding(added: Mapping[str, Tensor], rows: Tensor) -> list[tuple[str, HookFu
 
 
 def _copies(model: Model, query: Query, copies: int) -> Layout:
-    """The layout of that many copies of the candidate nodes, which do not see each other, over the trunk."""
+    """The layout of that many copies of the candidate nodes, which do not see each other, over the prefix cache."""
     start, n = query.candidate.start, len(query.action)
     one = torch.tril(torch.ones(n, n, dtype=torch.bool, device=model.device))
     depths = torch.arange(start, start + n, device=model.device).repeat(copies)

@@ -1,8 +1,8 @@
-"""Exact activation patching by layer, at the candidate positions: the output of one MLP, or the residual stream itself.
+"""Exact activation patching by layer, at the action positions: the output of one MLP, or the residual stream itself.
 
     site        what is taken from the donor                      how it reads over layers
     mlp_out     what the MLP of layer l adds (`hook_mlp_out`)     which MLPs carry the difference
-    resid_pre   all that stands before block l                    where it has arrived at the candidate positions
+    resid_pre   all that stands before block l                    where it has arrived at the action positions
                                                                   (l = number of layers: before the final norm)
 
 Effects as in `mech.patching.patch`. Two ends of resid_pre are identities: before block 0 stand the same tokens (no
@@ -43,7 +43,7 @@ def final_name(model: Model) -> str:
 
 
 def final_resid(model: Model, run: Run) -> Tensor:
-    """The residual stream behind the last block at the candidate positions, [pos, d_model]; InputError if not kept."""
+    """The residual stream behind the last block at the action positions, [pos, d_model]; InputError if not kept."""
     name = final_name(model)
     if name not in run.cache:
         raise InputError(f"The run did not keep '{name}': run it with keep=layer_names(model).")
@@ -113,5 +113,5 @@ def _behind_the_last(engine: Engine, recipient: Run, resid: Tensor) -> Score:
 
     with hooked(model, [(final_name(model), replace)], fires=1):
         [score] = reference.score(model, [query])
-    engine.meter.ran += 1
+    engine.forwards.ran += 1
     return score

@@ -14,7 +14,7 @@ from torch import Tensor
 from mech.engine.capture import everything_names
 from mech.engine.engine import Engine
 from mech.engine.packed import RowRun, run_row
-from mech.engine.prefix_cache import Trunk
+from mech.engine.prefix_cache import PrefixCache
 from mech.engine.trie import Trie, common_prefix
 
 MEAN_NODES = 4096
@@ -65,20 +65,20 @@ def _summed(engine: Engine, sequences: Sequence[Sequence[int]]) -> Float[Tensor,
     total = torch.zeros(
         model.n_layers, model.n_heads * model.d_head, dtype=torch.float64, device=model.device
     )
-    trunk = Trunk((), "clean")
+    prefix_cache = PrefixCache((), "clean")
     parts = [(list(sequences[0][:shared]), [sequences[0][:shared]] * len(sequences))] if shared else []
     behind = _groups([sequence[shared:] for sequence in sequences])
     for prefix, paths in [*parts, *((None, group) for group in behind)]:
-        trie = Trie(len(trunk))
+        trie = Trie(len(prefix_cache))
         nodes = [trie.insert(path, [""] * len(path)) for path in paths]
         if not len(trie):
             continue
-        run = run_row(model, trie, trunk, keep=names)
-        engine.meter.ran += 1
+        run = run_row(model, trie, prefix_cache, keep=names)
+        engine.forwards.ran += 1
         weights = torch.from_numpy(trie.counts(nodes)).to(total)
         total += torch.stack([_weighted(run, name, weights) for name in names])
         if prefix is not None:
-            trunk = trunk.extend(prefix, run.keys, run.values)
+            prefix_cache = prefix_cache.extend(prefix, run.keys, run.values)
     return total
 
 

@@ -1,6 +1,6 @@
 """Optimal ablation: the constant in the place of z that costs least, one a head, fitted for a set of heads together.
 
-    c* = argmin_c  mean over questions of −logp(a | X; z_h = c_h at the candidate positions) / (tokens of a)
+    c* = argmin_c  mean over questions of −logp(a | X; z_h = c_h at the action positions) / (tokens of a)
 
 A mean says what z is on average and may still be a value that no later part has ever met; of all constants the optimal
 one spoils least, so that what is lost even so is lost because z no longer varies with the question. Li & Janson 2024,
@@ -9,8 +9,8 @@ questions are a reference set's.
 
 Fitted by Adam, all questions in every step, from the mean; the best of all steps is taken, the mean among them, so that
 the loss on these questions is never above the mean's. The candidate nodes of all actions of one prompt run in one row
-over its frozen trunk, from the first layer that is touched on; `mech.engine.reference` with `replace_heads` is the
-slow truth.
+over its frozen prefix cache, from the first layer that is touched on; `mech.engine.reference` with `replace_heads` is
+the slow truth.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 from mech.engine.blocks import Layout, RowCache, block_arguments, layout, run_block, unembed
 from mech.engine.capture import everything_names
 from mech.engine.engine import Engine, Run
-from mech.engine.prefix_cache import Trunk
+from mech.engine.prefix_cache import PrefixCache
 from mech.engine.queries import Query, token_logprobs
 from mech.engine.sweep import require_clean
 from mech.errors import InputError
@@ -38,7 +38,7 @@ from mech.patching.gradients import leaves_only
 
 STEPS = 30
 RATE = 0.1
-"""Adam's step, as a share of the root mean square of the set's z at the candidate positions."""
+"""Adam's step, as a share of the root mean square of the set's z at the action positions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +53,10 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """The actions after one prompt, as copies of candidate nodes over its trunk, from the first touched layer on."""
+    """The actions after one prompt, as copies of candidate nodes over its cache, from the first touched layer on."""
 
     actions: tuple[tuple[int, ...], ...]
-    trunk: Trunk
+    prefix_cache: PrefixCache
     resid: Float[Tensor, "1 node d_model"]
     where: Layout
 
@@ -113,7 +113,7 @@ def fit_constants(
 def clean_runs(engine: Engine, questions: Sequence[Sequence[Query]]) -> list[list[Run]]:
     """Clean runs of the questions, with all that fitting any set of heads on them starts from.
 
-    A prompt is run once for the questions of one list: what precedes its last token is their trunk.
+    A prompt is run once for the questions of one list: what precedes its last token is their prefix cache.
 
     Raises:
         InputError: a question is under an intervention.
@@ -148,7 +148,7 @@ def _rows(
         seen = torch.block_diag(*[torch.ones(n, n, device=model.device).tril() for n in sizes]).bool()
         resid = torch.cat([run.cache[entering] for run in runs])[None]
         actions = tuple(run.query.action for run in runs)
-        rows.append(_Row(actions, runs[0].trunk, resid, layout(model, depths, seen, start)))
+        rows.append(_Row(actions, runs[0].prefix_cache, resid, layout(model, depths, seen, start)))
     return rows, math.sqrt(squares / count)
 
 
@@ -166,7 +166,7 @@ def _loss(
     for row in rows:
         with torch.set_grad_enabled(differentiate):
             loss = _row_loss(engine.model, row, heads, constants, first) / n_questions
-        engine.meter.ran += 1
+        engine.forwards.ran += 1
         total += float(loss.detach())
         if gradient is not None:
             [own] = torch.autograd.grad(loss, [constants])
@@ -178,7 +178,7 @@ def _loss(
 
 def _row_loss(model: Model, row: _Row, heads: HeadSet, constants: Tensor, first: int) -> Tensor:
     """The sum over the row's actions of their loss a token."""
-    arguments = block_arguments(model, row.where, RowCache(row.trunk.keys, row.trunk.values))
+    arguments = block_arguments(model, row.where, RowCache(row.prefix_cache.keys, row.prefix_cache.values))
     resid = row.resid
     with hooked(model, _putting(model, heads, constants), fires=1):
         for layer in range(first, model.n_layers):

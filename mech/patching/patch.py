@@ -1,9 +1,9 @@
-"""Exact activation patching of heads at the candidate positions: single heads in one sweep, joint sets in one row.
+"""Exact activation patching of heads at the action positions: single heads in one sweep, joint sets in one row.
 
     noising   (necessity):   run neut, z of head h from pre;   effect = logp(neut) − logp(patched)
     denoising (sufficiency): run pre,  z of head h from neut;  effect = logp(patched) − logp(pre)
 
-The same action ends both runs, so its candidate positions correspond one to one and no corrupted prompt of equal length
+The same action ends both runs, so its action positions correspond one to one and no corrupted prompt of equal length
 is needed. Terms as in Heimersheim & Nanda 2024 (arXiv:2404.15255).
 
 How a sweep is one forward and not one a head: `mech.engine.sweep`, which does the same for single edits of any site;
@@ -22,10 +22,10 @@ from mech.engine import reference
 from mech.engine.capture import capture_hooks, everything_names, shape_rows
 from mech.engine.engine import Engine, Run
 from mech.engine.queries import Query, Score
-from mech.engine.sweep import by_layer, require_clean, score_changes, stacked, sweep
+from mech.engine.sweep import by_layer, require_clean, score_interventions, stacked, sweep
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
-from mech.interventions.hooks import Placement, edit_hooks, hooked
+from mech.interventions.hooks import EditLocation, edit_hooks, hooked
 from mech.interventions.intervention import Edit, Intervention, replace_heads
 from mech.models.model import Model
 
@@ -78,7 +78,7 @@ def patch_sets(engine: Engine, recipient: Run, donor: Run, sets: Mapping[str, He
     changes = [
         replace_heads(heads.check(model.n_layers, model.n_heads), z, "candidate") for heads in sets.values()
     ]
-    return dict(zip(sets, score_changes(engine, recipient, changes), strict=True))
+    return dict(zip(sets, score_interventions(engine, recipient, changes), strict=True))
 
 
 class FullPatch(NamedTuple):
@@ -109,13 +109,13 @@ def patch_in_full(model: Model, recipient: Query, donor: Query) -> FullPatch:
     [clean] = reference.score(model, [recipient])
     rows = torch.tensor(list(recipient.candidate), device=model.device)
     edits = replace_heads(all_heads(model), z, "candidate").edits
-    with hooked(model, edit_hooks(model, [Placement(edit, rows) for edit in edits]), fires=1) as count:
+    with hooked(model, edit_hooks(model, [EditLocation(edit, rows) for edit in edits]), fires=1) as count:
         [patched] = reference.score(model, [recipient])
     return FullPatch(clean, patched, sum(count.counts))
 
 
 def everything_from(model: Model, donor: Run) -> Intervention:
-    """All that the candidate positions compute, from the donor: z and MLP output of every layer, the embedding.
+    """All that the action positions compute, from the donor: z and MLP output of every layer, the embedding.
 
     Under it a run must give the donor's log-probabilities (an identity, not a measurement). The embedding
     differs between runs only where positions are learned (GPT-2). The donor must have kept `hook_mlp_out` as well.
@@ -128,7 +128,7 @@ def everything_from(model: Model, donor: Run) -> Intervention:
 
 
 def patched_query(recipient: Run, heads: HeadSet, z: Tensor) -> Query:
-    """The recipient's query with z of these heads replaced at the candidate positions; z [layer, pos, head, d_head]."""
+    """The recipient's query with z of these heads replaced at the action positions; z [layer, pos, head, d_head]."""
     query = recipient.query
     return Query(query.prompt, query.action, query.intervention + replace_heads(heads, z, "candidate"))
 

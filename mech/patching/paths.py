@@ -1,13 +1,13 @@
 """Path patching into keys, the induction circuit's second step: sender heads → keys of receiver heads → the answer.
 
     a previous-token head writes at position p of the record what stood at p − 1; an induction head's key at p carries
-    it, and the candidate positions, which hold that token, attend to p
+    it, and the action positions, which hold that token, attend to p
 
     r'(p)  = r(p) + Σ over senders below the receiver of Δ(sender)     Δ: the senders' z replaced
            (`mech.patching.frozen_norm`)
     k'     = W_K · norm(r'(p))                                         all other heads and MLPs keep what they wrote
 
-Then the candidate positions are run again over the unchanged context, in which only the receivers' keys at these
+Then the action positions are run again over the unchanged context, in which only the receivers' keys at these
 positions are k'. All that lies behind is recomputed. The effect is logp(clean) − logp(patched): how much of the answer
 goes along this path, the necessity (noising) of senders → keys.
 
@@ -35,18 +35,18 @@ from mech.engine.sweep import by_layer, require_clean
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.interventions.edits import HOOK_NAMES, SCORES_HOOK
-from mech.interventions.hooks import HookFunction, Placement, edit_hooks, hooked
+from mech.interventions.hooks import EditLocation, HookFunction, edit_hooks, hooked
 from mech.interventions.intervention import Edit, Intervention
 from mech.interventions.sites import kv_head_of
 from mech.models.model import Model
-from mech.patching.frozen_norm import head_writes
+from mech.patching.frozen_norm import head_outputs
 
 Keys = dict[int, Tensor]
 """Layer → keys [pos, kv_head, d_head] as `hook_k` has them: before the key norm and the rotary embedding."""
 
 
 def path_names(model: Model) -> list[str]:
-    """The activations that a run must have kept, at the candidate positions and at those of the path."""
+    """The activations that a run must have kept, at the action positions and at those of the path."""
     return everything_names(model, "hook_resid_pre", "attn.hook_z")
 
 
@@ -96,7 +96,7 @@ def keys_without(
         if layer in receiving:
             keys[layer], _ = _project(model, layer, resid[layer] + delta, range(len(delta)))
         if layer in sending:
-            delta = delta + head_writes(model, layer, sending[layer], z[layer], changed[layer]).sum(0)
+            delta = delta + head_outputs(model, layer, sending[layer], z[layer], changed[layer]).sum(0)
     return keys
 
 
@@ -109,9 +109,9 @@ def patch_keys(
     Args:
         engine: its model runs; `engine.slow` takes hooked full forwards.
         recipient: a clean run that kept `hook_resid_pre`.
-        receivers: the query heads that see the keys, from the candidate positions.
+        receivers: the query heads that see the keys, from the action positions.
         keys: layer → [pos, kv_head, d_head], as `keys_without` gives them, for every layer of the receivers.
-        positions: absolute positions of the keys, in the prompt before the first candidate position.
+        positions: absolute positions of the keys, in the prompt before the first action position.
 
     Raises:
         InputError: the recipient is not clean, a position lies elsewhere, or keys of another shape.
@@ -203,7 +203,7 @@ def _project(
     if keys is not None:
         rows = torch.arange(len(depths), device=model.device)
         edits = [Edit("k", layer, head, "candidate", keys[:, head]) for head in range(model.n_kv_heads)]
-        hooks += edit_hooks(model, [Placement(edit, rows) for edit in edits])
+        hooks += edit_hooks(model, [EditLocation(edit, rows) for edit in edits])
     with hooked(model, hooks, fires=1):
         run_block(model, layer, resid[None], arguments[layer])
     return kept[name][0].reshape(len(depths), model.n_kv_heads, model.d_head), cache.keys[layer]
@@ -212,12 +212,12 @@ def _project(
 def _packed(
     engine: Engine, recipient: Run, receivers: HeadSet, keys: Mapping[int, Tensor], where: Sequence[int]
 ) -> Score:
-    """The candidate nodes over the recipient's trunk, from the first receiver's layer on."""
-    model, query, trunk = engine.model, recipient.query, recipient.trunk
+    """The candidate nodes over the recipient's prefix cache, from the first receiver's layer on."""
+    model, query, prefix_cache = engine.model, recipient.query, recipient.prefix_cache
     resid_pre = by_layer(recipient, model, "hook_resid_pre")
     depths = torch.tensor(list(query.candidate), device=model.device)
     seen = torch.ones(len(depths), len(depths), dtype=torch.bool, device=model.device).tril()
-    place = layout(model, depths, seen, len(trunk))
+    place = layout(model, depths, seen, len(prefix_cache))
     receiving = receivers.per_layer()
     first = min(receiving)
     row = resid_pre[first][None]
@@ -227,17 +227,17 @@ def _packed(
             name = SCORES_HOOK.format(layer=layer)
             dummy = torch.zeros(len(where), model.d_model, dtype=model.dtype, device=model.device)
             _, turned = _project(model, layer, dummy, where, keys[layer])
-            other = list(trunk.keys)
+            other = list(prefix_cache.keys)
             other[layer] = other[layer].index_copy(2, torch.tensor(where, device=model.device), turned)
             scores: dict[str, Tensor] = {}
-            arguments = block_arguments(model, place, RowCache(other, trunk.values))
+            arguments = block_arguments(model, place, RowCache(other, prefix_cache.values))
             with hooked(model, capture_hooks(model, [name], scores.__setitem__), fires=1):
                 run_block(model, layer, row, arguments[layer])
             hooks = [(name, _overwrite(receiving[layer], slice(None), scores[name][0, receiving[layer]]))]
-        arguments = block_arguments(model, place, RowCache(trunk.keys, trunk.values))
+        arguments = block_arguments(model, place, RowCache(prefix_cache.keys, prefix_cache.values))
         with hooked(model, hooks, fires=1):
             row = run_block(model, layer, row, arguments[layer])
-    engine.meter.ran += 1
+    engine.forwards.ran += 1
     [score] = packed.read_scores(model, row, [range(len(query.action))], [query.action])
     return score
 
@@ -259,7 +259,7 @@ def _slowly(
         hooks.append((name, _overwrite(heads, rows, scores[name][0, heads, rows])))
     with hooked(model, hooks, fires=1):
         [score] = reference.score(model, [query])
-    engine.meter.ran += len(hooks) + 1
+    engine.forwards.ran += len(hooks) + 1
     return score
 
 

@@ -1,4 +1,4 @@
-"""Exact patching of where a head looks from the candidate positions, with the values it finds there left its own.
+"""Exact patching of where a head looks from the action positions, with the values it finds there left its own.
 
     z'[h] = pattern'[h] @ v[h]        pattern': the donor's attention of head h, put on the recipient's positions
                                       v: the recipient's values, each read by a group of query heads
@@ -51,7 +51,7 @@ def pattern_names(model: Model) -> list[str]:
 def carried(
     model: Model, recipient: Run, donor: Run, columns: Columns
 ) -> list[Float[Tensor, "head pos seq"]]:
-    """The donor's attention from the candidate positions, layer by layer, on the recipient's positions.
+    """The donor's attention from the action positions, layer by layer, on the recipient's positions.
 
     Args:
         model: the model.
@@ -141,19 +141,21 @@ def patch_pattern_sets(
 
 
 def _values(model: Model, run: Run, layer: int) -> Float[Tensor, "seq kv_head d_head"]:
-    """Values at every position of the sequence: those of the trunk, then those of the candidate positions."""
-    before = einops.rearrange(run.trunk.values[layer], "1 kv_head pos d_head -> pos kv_head d_head")
+    """Values at every position of the sequence: those of the prefix cache, then those of the action positions."""
+    before = einops.rearrange(run.prefix_cache.values[layer], "1 kv_head pos d_head -> pos kv_head d_head")
     return torch.cat([before, by_layer(run, model, "attn.hook_v")[layer]])
 
 
 def _packed(engine: Engine, recipient: Run, heads: HeadSet, patterns: Sequence[Tensor]) -> Score:
-    """The candidate nodes over the recipient's trunk, whose columns are the sequence's positions in order."""
-    model, query, trunk = engine.model, recipient.query, recipient.trunk
+    """The candidate nodes over the recipient's prefix cache, whose columns are the sequence's positions in order."""
+    model, query, prefix_cache = engine.model, recipient.query, recipient.prefix_cache
     resid_pre = by_layer(recipient, model, "hook_resid_pre")
     depths = torch.tensor(list(query.candidate), device=model.device)
     seen = torch.ones(len(depths), len(depths), dtype=torch.bool, device=model.device).tril()
     arguments = block_arguments(
-        model, layout(model, depths, seen, len(trunk)), RowCache(trunk.keys, trunk.values)
+        model,
+        layout(model, depths, seen, len(prefix_cache)),
+        RowCache(prefix_cache.keys, prefix_cache.values),
     )
     patched = heads.per_layer()
     first = min(patched)
@@ -162,7 +164,7 @@ def _packed(engine: Engine, recipient: Run, heads: HeadSet, patterns: Sequence[T
         hooks = [_replace(layer, patched[layer], slice(None), patterns)] if layer in patched else []
         with hooked(model, hooks, fires=1):
             row = run_block(model, layer, row, arguments[layer])
-    engine.meter.ran += 1
+    engine.forwards.ran += 1
     [score] = packed.read_scores(model, row, [range(len(query.action))], [query.action])
     return score
 
@@ -173,7 +175,7 @@ def _slowly(engine: Engine, recipient: Run, heads: HeadSet, patterns: Sequence[T
     hooks = [_replace(layer, those, rows, patterns) for layer, those in heads.per_layer().items()]
     with hooked(engine.model, hooks, fires=1):
         [score] = reference.score(engine.model, [recipient.query])
-    engine.meter.ran += 1
+    engine.forwards.ran += 1
     return score
 
 

@@ -1,15 +1,15 @@
 """Exact patching of any site, of one part after another: by query head, by key/value head, or by layer.
 
-    site        a part is                      at the candidate positions    at positions given by number
+    site        a part is                      at the action positions    at positions given by number
     z, q        a query head, L18H6            yes                           yes
     k, v        a key/value head, L18KV2       yes (seen from there only)    yes
     pattern     a query head                   `mech.patching.patterns`       no
     mlp_out     a layer, L18                   yes                           yes
     resid_pre   a layer; L30 of 30: the end    yes                           yes, without the end
 
-At given positions (the call in the record, say) recipient and donor must correspond position by position, and the trunk
-ends before the first of them: everything behind is recomputed. At the candidate positions a part enters at its own
-layer (`mech.patching.patch.sweep`). Effects are differences of scores, as there.
+At given positions (the call in the record, say) recipient and donor must correspond position by position, and the
+prefix cache ends before the first of them: everything behind is recomputed. At the action positions a part enters at
+its own layer (`mech.patching.patch.sweep`). Effects are differences of scores, as there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 from mech.engine.capture import everything_names
 from mech.engine.engine import Engine, Run
 from mech.engine.queries import Query, Score
-from mech.engine.sweep import score_changes, sweep
+from mech.engine.sweep import score_interventions, sweep
 from mech.errors import InputError
 from mech.heads import HeadSet
 from mech.interventions.edits import HEAD_SITES, Edit, Site, Where
@@ -105,7 +105,7 @@ def patch_parts(
         donor: a run of the same action that kept them there too.
         site: one of PATCH_SITES.
         at: "candidate", or a further position set of both runs, as long in both.
-        positions: the recipient's absolute positions of that set; not given for the candidate positions.
+        positions: the recipient's absolute positions of that set; not given for the action positions.
         parts: which; None means all (at given positions: without the end of resid_pre, which feeds no later position).
 
     Returns:
@@ -174,7 +174,7 @@ def patch_part_sets(
         edits = [_edit(model, recipient, donor, site, part, at, where) for part in parts]
         changes.append(Intervention(tuple(edit for edit in edits if edit is not None)))
     if at == "candidate":
-        return dict(zip(sets, score_changes(engine, recipient, changes), strict=True))
+        return dict(zip(sets, score_interventions(engine, recipient, changes), strict=True))
     return dict(zip(sets, engine.score(_queries(recipient, changes)), strict=True))
 
 

@@ -1,10 +1,10 @@
 """From ablated heads to dose curves, the share of Δcopy removed, and the test against control heads.
 
-    share removed    (mean of the whole model − mean under ablation) / mean of the whole model
+    share removed    (mean of the unablated model − mean under ablation) / mean of the unablated model
     p of a set       (b + 1) / (m + 1): b of the m controls of its size and kind remove as much or more
     area             mean height of a dose curve over k = 0 … largest k (trapezoids, k linear)
 
-Shares are NaN, and flagged, where the mean of the whole model is too small to divide by. Intervals:
+Shares are NaN, and flagged, where the mean of the unablated model is too small to divide by. Intervals:
 `probes.stats.bootstrap`, with tasks as clusters. All rows are of one model and one environment.
 """
 
@@ -74,14 +74,14 @@ def share_removed(
     n_draws: int = N_DRAWS,
     min_delta: float = MIN_DELTA,
 ) -> pd.DataFrame:
-    """Share of a measure that ablating a set removes: 1 − mean under ablation / mean of the whole model.
+    """Share of a measure that ablating a set removes: 1 − mean under ablation / mean of the unablated model.
 
     Args:
         rows: as `dose_curve`, with exactly one set of kind `none`.
         rng_for: gives the stream `removed/MEASURE`.
         measure: whose mean is divided.
         n_draws: bootstrap draws.
-        min_delta: a mean of the whole model below this (absolute) is too small to divide by.
+        min_delta: a mean of the unablated model below this (absolute) is too small to divide by.
 
     Returns:
         set, kind, k, share, ci_lo, ci_hi, effect_nats (mean removed), n, n_clusters, flagged.
@@ -235,7 +235,7 @@ def _trend(sizes: Sequence[int], shares: Float[np.ndarray, " size"]) -> float:
 
 
 def area(curve: pd.DataFrame) -> pd.DataFrame:
-    """Mean height of each measure's dose curve, from the whole model at k = 0 to the largest k.
+    """Mean height of each measure's dose curve, from the unablated model at k = 0 to the largest k.
 
     Args:
         curve: what `dose_curve` returns; sets of one kind and size are averaged first.

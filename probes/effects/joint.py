@@ -1,6 +1,6 @@
 """What head sets carry of a difference of two conditions, by several methods, each beside controls of several kinds.
 
-    method     what is changed at the candidate positions               effect (nats)                      direction
+    method     what is changed at the action positions               effect (nats)                      direction
     noise      TO, z of the set from FROM                               L(TO) − L(patched)                 necessity
     denoise    FROM, z of the set from TO                               L(patched) − L(FROM)               sufficiency
     mean, mean-role, resample, zero, optimal

@@ -1,6 +1,6 @@
 """What an ablation changes beside its target, paired unit by unit, and whether that is shown to be nothing.
 
-    change = value under the ablation − value of the whole model, of the same item, passage or sequence
+    change = value under the ablation − value of the unablated model, of the same item, passage or sequence
     equivalent: the whole 95 % cluster interval of the mean change lies inside ±delta. Not equivalent means "not shown
     to be unchanged", not "changed"; a single cluster gives no interval and is never equivalent.
 
@@ -40,7 +40,8 @@ def off_target_changes(
         The columns of OFFTARGET, by quantity in the order of `deltas`, then k, kind and set.
 
     Raises:
-        InputError: a column or number is missing, a quantity is not in the rows, was not taken of the whole model, or
+        InputError: a column or number is missing, a quantity is not in the rows, was not taken of the unablated
+        model, or
             on different units under different sets.
     """
     require(

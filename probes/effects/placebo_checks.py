@@ -3,7 +3,7 @@
     redrawn_copy        weights drawn anew: Δcopy, as a share of the real model's, has its interval inside ±SMALL
     redrawn_ablation    the trained model's heads taken out of it remove a share of the real Δcopy inside ±SMALL
     redrawn_own_…       as do its own best heads, ranked by its own scores
-    redrawn_noising     likewise, with z of the heads at the candidate positions of neut taken from pre
+    redrawn_noising     likewise, with z of the heads at the action positions of neut taken from pre
     shuffled_scores     scores permuted over heads: p of the real top set, (b + 1) / (m + 1), is at most ALPHA
     random_heads        the same against random sets with as many heads in each layer
     unrelated_call      a failed call that has nothing to do with a×: the interval of G is not below 0

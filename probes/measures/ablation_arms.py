@@ -1,19 +1,19 @@
-"""Ablation arms: every table of an arm by itself, and every measure of an arm against the whole model, paired.
+"""Ablation arms: every table of an arm by itself, and every measure of an arm against the unablated model, paired.
 
 Where an arm is drawn anew (resample), an item's value is a mean over draws of its own, so that resampling items by
 cluster takes the variance between draws into the interval.
 
 An arm is one ablation (which heads, what takes the place of their z, where) under its label; the column `ablation`
-holds the label, "none" for the whole model. Measures of two arms are of the same items, so their difference is taken
-item by item and the items are resampled by cluster:
+holds the label, "none" for the unablated model. Measures of two arms are of the same items, so their difference is
+taken item by item and the items are resampled by cluster:
 
     difference = mean over items of m(arm) − m(against)
     removed    = 1 − Σ m(arm) / Σ m(against), a ratio of sums: the share of Δcopy (of G, …) that the ablation removes
 
-Each arm is set against the whole model, and against the arms named before it: a selected set against its random
+Each arm is set against the unablated model, and against the arms named before it: a selected set against its random
 controls is a difference too, and the only one that says anything of the selection. p is that of the mean difference,
 corrected by Holm within one model, environment, measure and `family` (`probes.stats.families`, "arms"): "ablation arms"
-(against the whole model) or "arms against arms".
+(against the unablated model) or "arms against arms".
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def labelled(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def labels_of(frame: pd.DataFrame, order: Sequence[str] = ()) -> list[str]:
-    """The labels in a labelled frame: the whole model first, then those of `order`, then by their first row."""
+    """The labels in a labelled frame: the unablated model first, then those of `order`, then by their first row."""
     found = [str(label) for label in frame["ablation"].unique()]
     return [label for label in dict.fromkeys((UNABLATED, *order, *found)) if label in found]
 
@@ -57,11 +57,11 @@ def labels_of(frame: pd.DataFrame, order: Sequence[str] = ()) -> list[str]:
 def by_arm(
     frame: pd.DataFrame, rng_for: RngFactory, table: ArmTable, order: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """A table of every arm by itself, the whole model's first, with the column `ablation` last.
+    """A table of every arm by itself, the unablated model's first, with the column `ablation` last.
 
     Args:
         frame: labelled rows or measures.
-        rng_for: gives the whole model's streams, and under LABEL behind their names those of an arm.
+        rng_for: gives the unablated model's streams, and under LABEL behind their names those of an arm.
         table: makes the table out of the rows of one arm (without the column) and its streams. Holm families are
             therefore of one arm.
         order: of the arms, where the frame has not theirs.
@@ -81,7 +81,7 @@ def _streams(rng_for: RngFactory, label: str) -> RngFactory:
 def arm_contrasts(
     measures: pd.DataFrame, labels: Sequence[str], rng_for: RngFactory, n_draws: int = N_DRAWS
 ) -> pd.DataFrame:
-    """Every measure of every arm against the whole model, and against every arm before it.
+    """Every measure of every arm against the unablated model, and against every arm before it.
 
     Args:
         measures: long frame with model, env, item_id, task_id, measure, value and ablation.

@@ -87,7 +87,7 @@ def our_items(rows: pd.DataFrame) -> Items:
 
 
 def unablated(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows scored with the whole model: all, if there is no column `ablation`."""
+    """The rows scored with the unablated model: all, if there is no column `ablation`."""
     if "ablation" not in rows.columns:
         return rows
     return rows[rows["ablation"].isna() | rows["ablation"].isin(["", "none"])]

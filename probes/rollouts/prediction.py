@@ -222,12 +222,12 @@ def predict_table(
 def auc_differences(
     points: pd.DataFrame, predictors: Sequence[str], rng_for: RngFactory, n_draws: int = N_DRAWS
 ) -> pd.DataFrame:
-    """The AUC of each predictor taken under an ablation less that of the whole model, on the same decision points.
+    """The AUC of each predictor taken under an ablation less that of the unablated model, on the same decision points.
 
     Both AUCs of a draw are of the same clusters, so what is common to the two cancels.
 
     Args:
-        points: as `predict_table`, with step (what both have in common) and ablation ("none": the whole model).
+        points: as `predict_table`, with step (what both have in common) and ablation ("none": the unablated model).
         predictors: columns to judge; over the points that have it under both.
         rng_for: gives the streams `predict_arms/MODEL/ENV/ARM/PREDICTOR/ABLATION`.
         n_draws: bootstrap draws.

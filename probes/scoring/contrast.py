@@ -25,7 +25,7 @@ from mech.engine.queries import Score
 from mech.models.model import Model
 from probes.items.item import Item
 from probes.prompts.wording import Wording
-from probes.scoring.score import asks
+from probes.scoring.score import build_queries
 
 METRICS = ("logprob", "margin", "diverging")
 PER_TOKEN = tuple(f"{name}_per_token" for name in METRICS)
@@ -84,12 +84,12 @@ def contrast_of(model: Model, item: Item, wording: Wording) -> Contrast:
     """The item's contrast in this model's tokens.
 
     Raises:
-        InputError: as `probes.scoring.score.asks`.
+        InputError: as `probes.scoring.score.build_queries`.
     """
     others = [name for name in item.candidates() if name not in ("failed", "gold")]
     references = ("gold",) if item.gold_action is not None else tuple(others)
-    found = asks(model, item, ["pre"], wording, ("failed", *references))
-    failed, *rest = (ask.query.action for ask in found)
+    found = build_queries(model, item, ["pre"], wording, ("failed", *references))
+    failed, *rest = (scoring.query.action for scoring in found)
     return Contrast(references, min((_first_difference(failed, other) for other in rest), default=0))
 
 

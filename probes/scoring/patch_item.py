@@ -19,7 +19,7 @@ from probes.items.item import Item
 from probes.prompts.conditions import AS_LONG_AS, NEARLY_AS_LONG
 from probes.prompts.wording import Wording
 from probes.scoring.patch_pairs import LengthMismatch, pattern_columns, shared_positions
-from probes.scoring.score import asks, system_length
+from probes.scoring.score import build_queries, system_length
 
 SITES = (*PATCH_SITES, "pattern")
 _NO_SETS: Mapping[str, HeadSet] = {}
@@ -34,7 +34,7 @@ class PatchTask:
         group: site, at, from, to.
         low: the run of `from`.
         high: the run of `to`.
-        positions: absolute, the same in both runs; empty at the candidate positions.
+        positions: absolute, the same in both runs; empty at the action positions.
         wording: how a failure is written.
     """
 
@@ -70,15 +70,15 @@ class PatchTask:
         keep = pattern_names(model) if site == "pattern" else site_names(model, site)
         runs = []
         for condition in (source, target):
-            [ask] = asks(model, item, [condition], wording, [candidate])
-            exact = condition not in NEARLY_AS_LONG  # the candidate positions correspond in any pair
-            if exact and ask.length_mismatch and AS_LONG_AS.get(condition) in (source, target):
+            [scoring] = build_queries(model, item, [condition], wording, [candidate])
+            exact = condition not in NEARLY_AS_LONG  # the action positions correspond in any pair
+            if exact and scoring.length_mismatch and AS_LONG_AS.get(condition) in (source, target):
                 raise LengthMismatch(
-                    f"{condition} of item {item.item_id} is {ask.length_mismatch:+d} tokens off the length of "
+                    f"{condition} of item {item.item_id} is {scoring.length_mismatch:+d} tokens off the length of "
                     f"{AS_LONG_AS[condition]}."
                 )
-            shared = min(system_length(model, item), len(ask.query.prompt) - 1)
-            runs.append(engine.run(ask.query, keep, shared, {at: positions} if positions else None))
+            shared = min(system_length(model, item), len(scoring.query.prompt) - 1)
+            runs.append(engine.run(scoring.query, keep, shared, {at: positions} if positions else None))
         return cls(item, group, runs[0], runs[1], positions, wording)
 
 

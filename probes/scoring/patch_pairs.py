@@ -4,13 +4,13 @@
     record         the tokens of a× in the recorded call, where both conditions have a record in the same place
     observation    the observation's turn, likewise
 
-    pattern        attention from the candidate positions goes over the whole sequence, so that all of it must
+    pattern        attention from the action positions goes over the whole sequence, so that all of it must
                    correspond; from `pre`, which has no record, it is carried to the context and to what stands
                    behind the observation, and the record and the observation get none
 
 Conditions that are as long as each other by construction: neut_matched as neut, neut_pad as fail, quote_matched as
 fail_echo (`probes.prompts.conditions.AS_LONG_AS`). Where an item's are not (a tokenizer merges otherwise), the item
-cannot be patched there. neut_other is nearly as long as neut: it can be patched at the candidate positions always, and
+cannot be patched there. neut_other is nearly as long as neut: it can be patched at the action positions always, and
 elsewhere where the two lengths happen to be equal.
 """
 

@@ -5,8 +5,8 @@
 
 One row a (item, condition, candidate). Behind the action stands the token that ends the turn: the action's own tokens
 say how likely the model is to begin with it, `end_logprob` how likely it is then to stop. The system prompt is the
-trunk that all items share, so the arithmetic of an item does not depend on which items came before it: rows are bit
-for bit the same in any order.
+prefix cache that all items share, so the arithmetic of an item does not depend on which items came before it: rows
+are bit for bit the same in any order.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ RECORD_TOKENS = "the record of this action has other tokens than those that are 
 
 
 @dataclass(frozen=True)
-class Ask:
+class ScoringQuery:
     """One question about an item, as token ids, with what of its rendering a row records.
 
     `ended`: the query's last token is the end of the turn. `length_mismatch`: by how many tokens the prompt is longer
     than the one it was to be as long as; None for a condition that is as long as it is. `shared_tokens`: the share of
     the failed action's tokens that the call recorded in its place has too; None where none is. `notes`: the
     rendering's, what the action spells, and how a record of the action differs from it. `ablation`: the label of the
-    ablation arm that the query belongs to, "none" for the whole model. `draws`: the interventions of an arm that is
+    ablation arm that the query belongs to, "none" for the unablated model. `draws`: the interventions of an arm that is
     drawn anew (resample ablation), one a draw; empty where there is one, the query's.
     """
 
@@ -88,7 +88,7 @@ class Ask:
             return self.query.intervention.fingerprint
         return hashlib.sha256("".join(one.fingerprint for one in self.draws).encode()).hexdigest()
 
-    def under(self, ablation: str, interventions: Sequence[Intervention]) -> Ask:
+    def under(self, ablation: str, interventions: Sequence[Intervention]) -> ScoringQuery:
         """The same question under an ablation arm, which has one intervention or several draws of one.
 
         Raises:
@@ -104,7 +104,7 @@ class Ask:
         return hashlib.sha256(self.rendering.text.encode()).hexdigest()
 
 
-def asks(
+def build_queries(
     model: Model,
     item: Item,
     names: Sequence[str],
@@ -113,7 +113,7 @@ def asks(
     intervention: Intervention = NOTHING,
     distractors_in: Sequence[str] | None = None,
     end_of_turn: bool = False,
-) -> list[Ask]:
+) -> list[ScoringQuery]:
     """Every (condition, candidate) of an item as a query, conditions outermost.
 
     Args:
@@ -150,7 +150,9 @@ def asks(
                 *_record_notes(messages, rendering, texts[candidate], action),
             )
             out.append(
-                Ask(item, name, candidate, query, rendering, merged, end_of_turn, mismatch, shared, notes)
+                ScoringQuery(
+                    item, name, candidate, query, rendering, merged, end_of_turn, mismatch, shared, notes
+                )
             )
     return out
 
@@ -170,11 +172,11 @@ def item_notes(model: Model, item: Item, wording: Wording) -> tuple[str, ...]:
     """What is to be said of an item's failed action and transcripts under NOTED, as rows of scores say it; else none.
 
     Raises:
-        InputError: as `asks`.
+        InputError: as `build_queries`.
     """
     found: dict[str, None] = {}
-    for ask in asks(model, item, NOTED, wording, ["failed"]):
-        found.update(dict.fromkeys((*ask.notes, *model.length_notes(len(ask.query.tokens)))))
+    for scoring in build_queries(model, item, NOTED, wording, ["failed"]):
+        found.update(dict.fromkeys((*scoring.notes, *model.length_notes(len(scoring.query.tokens)))))
     return tuple(found)
 
 
@@ -207,7 +209,7 @@ def _record_notes(
 
 
 def row_id(item_id: str, condition: str, candidate: str, ablation: str = UNABLATED) -> str:
-    """The id of a score row; the arm ends it, except that of the whole model."""
+    """The id of a score row; the arm ends it, except that of the unablated model."""
     return "|".join((item_id, condition, candidate, *([] if ablation == UNABLATED else [ablation])))
 
 
@@ -229,14 +231,16 @@ def score_item(
     """Rows of one item under these conditions, scored in packed rows over the item's system prompt, turns ended.
 
     Raises:
-        InputError: as `asks`.
+        InputError: as `build_queries`.
         FloatingPointError: a logit is not finite.
     """
-    questions = asks(engine.model, item, names, wording, candidates, intervention, distractors_in, True)
+    questions = build_queries(
+        engine.model, item, names, wording, candidates, intervention, distractors_in, True
+    )
     return score_asks(engine, item, questions)
 
 
-def score_asks(engine: Engine, item: Item, questions: Sequence[Ask]) -> list[dict[str, Any]]:
+def score_asks(engine: Engine, item: Item, questions: Sequence[ScoringQuery]) -> list[dict[str, Any]]:
     """Rows of questions about one item, of one arm or of several, scored in packed rows over its system prompt.
 
     Questions whose interventions agree at all positions share packed rows, so the arms that act at the action
@@ -245,17 +249,19 @@ def score_asks(engine: Engine, item: Item, questions: Sequence[Ask]) -> list[dic
     Raises:
         FloatingPointError: a logit is not finite.
     """
-    queries = [query for ask in questions for query in ask.queries]
+    queries = [query for scoring in questions for query in scoring.queries]
     shared = min(
         system_length(engine.model, item),
         common_prefix([query.prompt[:-1] for query in queries]),
         *(query.untouched for query in queries),
     )
     scores = iter(engine.score(queries, shared))
-    return [score_row(engine.model, ask, *(next(scores) for _ in ask.queries)) for ask in questions]
+    return [
+        score_row(engine.model, scoring, *(next(scores) for _ in scoring.queries)) for scoring in questions
+    ]
 
 
-def score_row(model: Model, ask: Ask, *scores: Score) -> dict[str, Any]:
+def score_row(model: Model, scoring: ScoringQuery, *scores: Score) -> dict[str, Any]:
     """One answer as a plain row: identities, sums, counts, and the log-probability (nats) of every token.
 
     Under an arm of several draws (`scores` has one answer a draw) log-probabilities are means over the draws,
@@ -264,11 +270,11 @@ def score_row(model: Model, ask: Ask, *scores: Score) -> dict[str, Any]:
     (`probes.measures.measures`), because a mean over draws of a repeat probability is not that of the mean
     log-probability.
     """
-    length = len(ask.query.action) - ask.ended
+    length = len(scoring.query.action) - scoring.ended
     actions = [Score(score.logprobs[:length], score.argmax[:length]) for score in scores]
     action, several = actions[0], len(actions) > 1
     end: dict[str, Any] = {"end_logprob": None, "end_is_argmax": None}
-    if ask.ended:
+    if scoring.ended:
         ends = [(float(score.logprobs[length]), bool(score.argmax[length])) for score in scores]
         end = dict(zip(("end_logprob", "end_is_argmax"), ends[0], strict=True))
     drawn: dict[str, Any] = {}
@@ -284,43 +290,43 @@ def score_row(model: Model, ask: Ask, *scores: Score) -> dict[str, Any]:
                 "is_greedy": [one.is_greedy for one in actions],
             },
         }
-        if ask.ended:
+        if scoring.ended:
             drawn["end_logprob"] = math.fsum(one for one, _ in ends) / len(ends)
             drawn["end_is_argmax"] = sum(best for _, best in ends) / len(ends)
             drawn["draws"]["end_logprob"] = [one for one, _ in ends]
             drawn["draws"]["end_is_argmax"] = [best for _, best in ends]
     return {
-        "id": ask.id,
+        "id": scoring.id,
         "model": model.identity.name,
-        "env": ask.item.env,
-        "item_id": ask.item.item_id,
-        "task_id": ask.item.task_id,
-        "condition": ask.condition,
-        "candidate": ask.candidate,
+        "env": scoring.item.env,
+        "item_id": scoring.item.item_id,
+        "task_id": scoring.item.task_id,
+        "condition": scoring.condition,
+        "candidate": scoring.candidate,
         "logprob": action.total,
         "n_tokens": action.n_tokens,
         "n_argmax_match": action.n_argmax_match,
         "is_greedy": action.is_greedy,
         **end,
-        "ctx_tokens": len(ask.query.prompt),
-        "length_mismatch": ask.length_mismatch,
-        "shared_tokens": ask.shared_tokens,
-        **question(ask),
+        "ctx_tokens": len(scoring.query.prompt),
+        "length_mismatch": scoring.length_mismatch,
+        "shared_tokens": scoring.shared_tokens,
+        **question(scoring),
         "token_logprobs": action.logprobs.tolist(),
-        "boundary_merged": ask.boundary_merged,
-        "notes": [*ask.notes, *model.length_notes(len(ask.query.tokens))],
-        **attributes(ask.item),
-        "ablation": ask.ablation,
+        "boundary_merged": scoring.boundary_merged,
+        "notes": [*scoring.notes, *model.length_notes(len(scoring.query.tokens))],
+        **attributes(scoring.item),
+        "ablation": scoring.ablation,
         **drawn,
     }
 
 
-def question(ask: Ask) -> dict[str, Any]:
+def question(scoring: ScoringQuery) -> dict[str, Any]:
     """What a row answers: the action's tokens, the prompt's hash, and the intervention's fingerprint ("clean")."""
     return {
-        "token_ids": list(ask.query.action[: len(ask.query.action) - ask.ended]),
-        "prompt_sha256": ask.prompt_sha256,
-        "intervention": ask.fingerprint,
+        "token_ids": list(scoring.query.action[: len(scoring.query.action) - scoring.ended]),
+        "prompt_sha256": scoring.prompt_sha256,
+        "intervention": scoring.fingerprint,
     }
 
 
@@ -358,12 +364,12 @@ def decision_run(
     Raises:
         InputError: an unknown position set, or one that this condition does not have; an unknown candidate.
     """
-    [ask] = asks(engine.model, item, [condition], wording, [candidate])
+    [scoring] = build_queries(engine.model, item, [condition], wording, [candidate])
     further = _known(positions)
     where = spans(engine.model, item, condition, wording) if further else {}
     wanted = {name: where[name] for name in further}
-    shared = min(system_length(engine.model, item), len(ask.query.prompt) - 1)
-    return engine.run(ask.query, sweep_names(engine.model) if keep is None else keep, shared, wanted)
+    shared = min(system_length(engine.model, item), len(scoring.query.prompt) - 1)
+    return engine.run(scoring.query, sweep_names(engine.model) if keep is None else keep, shared, wanted)
 
 
 def _known(positions: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from probes.prompts.unrelated import with_unrelated
 from probes.prompts.wording import Wording
 from probes.scoring.patch_pairs import pattern_columns, shared_positions
 from probes.scoring.record import edge_sources, padding_sources, record_attention, spans
-from probes.scoring.score import asks, decision_run
+from probes.scoring.score import build_queries, decision_run
 
 RECORDED = (
     *("fail", "succ", "neut", "neut_pad", "neut_matched", "neut_other"),
@@ -90,11 +90,11 @@ def _conditions(model: Model, item: Item, wording: Wording) -> CheckResult:
     notes: dict[str, None] = {}
     for name in CONDITIONS:
         try:
-            asked = asks(model, item, [name], wording)
+            asked = build_queries(model, item, [name], wording)
         except InputError as error:
             raise InputError(f"{name}: {error}") from error
-        notes.update(dict.fromkeys(note for ask in asked for note in ask.notes))
-        if any(ask.boundary_merged for ask in asked):
+        notes.update(dict.fromkeys(note for scoring in asked for note in scoring.notes))
+        if any(scoring.boundary_merged for scoring in asked):
             notes["a prompt's last token merges with the action's first"] = None
     sentence = "; ".join(notes) or "every condition renders"
     return CheckResult("conditions", True, float(len(CONDITIONS)), None, sentence, flagged=bool(notes))

@@ -15,7 +15,7 @@ from mech.errors import InputError
 KEYS = ("model", "env", "item_id", "task_id")
 VALUES = ("logprob", "n_tokens", "is_greedy")
 UNABLATED = "none"
-"""The label of the whole model in the column `ablation`."""
+"""The label of the unablated model in the column `ablation`."""
 CANDIDATES = ("failed", "gold", "distractor0", "distractor1")
 _WIDE = ("logprob", "is_greedy", "end_logprob", "end_is_argmax")  # in the order of the fields of Scores
 

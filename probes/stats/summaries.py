@@ -21,7 +21,7 @@ def check_summary(table: pd.DataFrame, what: str, more_keys: Sequence[str] = ())
         table: a summary, or another table with its columns from `model` to `n_clusters`.
         what: the table's name in a refusal: "The summary".
         more_keys: columns that tell lines of one model, environment and measure apart. Of a summary with ablation
-            arms only the lines of the whole model are read, unless `ablation` is among these.
+            arms only the lines of the unablated model are read, unless `ablation` is among these.
 
     Returns:
         The keys, mean, ci_lo, ci_hi, n and n_clusters.

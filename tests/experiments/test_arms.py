@@ -1,4 +1,4 @@
-"""Ablation arms: every arm in one folder as in a folder of its own, paired with the whole model, and never mixed up."""
+"""Ablation arms: every arm in one folder as in a folder of its own, paired with the unablated, and never mixed up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mech.heads import HeadSet
 from mech.interventions.intervention import scale_heads
 from probes.measures.measures import measure
 from probes.prompts.wording import load_wording
-from probes.scoring.score import DISTRACTORS_IN, asks, score_asks, score_item
+from probes.scoring.score import DISTRACTORS_IN, build_queries, score_asks, score_item
 from tests.mech_cases import one_thread  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS, Shell, loaded_once, shell  # noqa: F401 - a fixture
 from tests.tolerances import IDENTITY, NATS
@@ -114,7 +114,7 @@ def test_arms_are_paired_with_the_whole_model_and_with_each_other(shell: Shell) 
         )
     assert set(table["family"]) == {"ablation arms", "arms against arms"}
     assert table["removed"].notna().any()
-    assert any("ablation L0H1+L1H3@zero against the whole model" in line for line in said.out)
+    assert any("ablation L0H1+L1H3@zero against the unablated model" in line for line in said.out)
 
 
 def test_what_an_arm_is_stands_in_run_json_and_decides_whether_a_run_may_go_on(shell: Shell) -> None:
@@ -265,11 +265,11 @@ def test_draws_are_measured_one_by_one_and_then_averaged(shell: Shell) -> None:
     engine, wording = Engine(loaded_once(str(shell.model))), load_wording()
     changes = [scale_heads(HeadSet.parse("L0H1,L1H3"), alpha) for alpha in (0.0, 2.0, 5.0)]
     item, names = ITEMS[0], ["pre", "neut", "fail"]
-    questions = asks(
+    questions = build_queries(
         engine.model, item, names, wording, None, distractors_in=DISTRACTORS_IN, end_of_turn=True
     )
     whole = score_asks(engine, item, questions)
-    drawn = score_asks(engine, item, [ask.under("mine", changes) for ask in questions])
+    drawn = score_asks(engine, item, [scoring.under("mine", changes) for scoring in questions])
     alone = [score_item(engine, item, names, wording, None, change, DISTRACTORS_IN) for change in changes]
     for row, *singles in zip(drawn, *alone, strict=True):
         assert row["n_draws"] == 3 and row["ablation"] == "mine" and row["id"].endswith("|mine")

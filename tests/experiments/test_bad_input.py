@@ -239,7 +239,9 @@ def test_a_full_cache_disk_is_one_sentence_and_leaves_no_part_of_an_entry(shell:
     with disk_of(6000):
         shell("probe", "--cache", cache).sentence("cache folder", "cannot be written")
     assert all(
-        file.name.startswith(("trunk-", "scores-", "run-")) for file in cache.rglob("*") if file.is_file()
+        file.name.startswith(("prefix cache-", "scores-", "run-"))
+        for file in cache.rglob("*")
+        if file.is_file()
     )
     shell.ran("probe", "--cache", cache)
     shell.ran("probe", out="clean")

@@ -77,7 +77,7 @@ def test_the_work_of_a_tiny_llama_is_what_a_hand_counts(tiny_folder: FolderFacto
     assert matrix_entries(model, 0) == entries
     assert layer_flop(model, 0, [0, 4]) == 2 * 2 * entries + 4 * 32 * (1 + 5)
     assert read_flop(model, 2) == 2 * 2 * 32 * 272
-    # Over a trunk of 2 tokens: 7 and its two branches, so nodes at 2, 3, 3; each of the three is read, 7 once.
+    # Over a prefix cache of 2 tokens: 7 and its two branches, so nodes at 2, 3, 3; each of the three is read, 7 once.
     queries = [Query((5, 6, 7), (8, 9)), Query((5, 6, 7), (9, 8))]
     assert scoring_flop(model, queries, 2) == 3 * layer_flop(model, 0, [2, 3, 3]) + read_flop(model, 3)
     # A head of layer 1 passes layers 1 and 2, one of layer 2 the last alone; positions 2 and 3 each.

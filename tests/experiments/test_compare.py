@@ -40,7 +40,7 @@ def write(path: Path, *lines: str, header: str = HEADER) -> Path:
 
 
 @pytest.fixture
-def ask(
+def scoring(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Said]:
     """`backfire compare …` in a folder with the runs `core` and `extended` and the paper's table."""
@@ -65,8 +65,8 @@ def read(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, keep_default_na=False, na_values=[""])
 
 
-def test_several_runs_are_one_comparison(ask: Callable[..., Said], tmp_path: Path) -> None:
-    said = ask("extended", "core", "--paper", "paper.csv")
+def test_several_runs_are_one_comparison(scoring: Callable[..., Said], tmp_path: Path) -> None:
+    said = scoring("extended", "core", "--paper", "paper.csv")
     assert said.code == 0 and not said.err
     table = read(tmp_path / "extended" / "compare.csv")
     assert tuple(table.columns[: len(COMPARE)]) == COMPARE
@@ -77,8 +77,8 @@ def test_several_runs_are_one_comparison(ask: Callable[..., Said], tmp_path: Pat
     assert not (tmp_path / "core" / "compare.csv").exists()
 
 
-def test_the_text_has_a_block_an_environment_and_one_line_that_counts(ask: Callable[..., Said]) -> None:
-    said = ask("core", "extended", "--paper", "paper.csv")
+def test_the_text_has_a_block_an_environment_and_one_line_that_counts(scoring: Callable[..., Said]) -> None:
+    said = scoring("core", "extended", "--paper", "paper.csv")
     text = "\n".join(said.out)
     assert "fig-1m-q4 against the paper's fig-1m, tools" in said.out
     assert "fig-1m-q4 against the paper's fig-1m, repair" in said.out
@@ -96,31 +96,33 @@ def test_the_text_has_a_block_an_environment_and_one_line_that_counts(ask: Calla
     assert "fig-1m-q4 tools sem" in text and said.out[-1] == "written to core/compare.csv"
 
 
-def test_the_file_may_be_named_and_is_the_same_each_time(ask: Callable[..., Said], tmp_path: Path) -> None:
+def test_the_file_may_be_named_and_is_the_same_each_time(
+    scoring: Callable[..., Said], tmp_path: Path
+) -> None:
     words = ("core", "core", "--paper", "paper.csv", "--out", "other.csv")  # a run named twice is one run
-    assert ask(*words).out[-1] == "written to other.csv"
+    assert scoring(*words).out[-1] == "written to other.csv"
     first = (tmp_path / "other.csv").read_bytes()
-    assert ask(*words).code == 0 and (tmp_path / "other.csv").read_bytes() == first
+    assert scoring(*words).code == 0 and (tmp_path / "other.csv").read_bytes() == first
     assert {file.name for file in (tmp_path / "core").iterdir()} == {"summary.csv"}
 
 
-def test_a_model_may_be_given_the_papers_name(ask: Callable[..., Said], tmp_path: Path) -> None:
-    said = ask("core", "--paper", "paper.csv", "--names", "fig-1m-q4=elm-2m")
+def test_a_model_may_be_given_the_papers_name(scoring: Callable[..., Said], tmp_path: Path) -> None:
+    said = scoring("core", "--paper", "paper.csv", "--names", "fig-1m-q4=elm-2m")
     assert said.code == 0 and "fig-1m-q4 against the paper's elm-2m, tools" in said.out
     table = read(tmp_path / "core" / "compare.csv")
     assert table[["model", "paper_model", "paper"]].to_numpy().tolist() == [["fig-1m-q4", "elm-2m", -9.0]]
-    ask("core", "--paper", "paper.csv", "--names", "fig=elm-2m").sentence("no model 'fig' in our runs")
+    scoring("core", "--paper", "paper.csv", "--names", "fig=elm-2m").sentence("no model 'fig' in our runs")
     assert parse_names("a=b,c=d") == {"a": "b", "c": "d"} and parse_names("") == {}
     for wrong in ("a", "a=", "=b", "a=b,c"):
         with pytest.raises(InputError, match="--names OURS=PAPERS"):
             parse_names(wrong)
 
 
-def test_no_run_or_no_table_is_said(ask: Callable[..., Said]) -> None:
-    ask("core").sentence("--paper FILE")
-    said = ask("--paper", "paper.csv")
+def test_no_run_or_no_table_is_said(scoring: Callable[..., Said]) -> None:
+    scoring("core").sentence("--paper FILE")
+    said = scoring("--paper", "paper.csv")
     assert said.code == 2 and "Name run folders" in said.err[-1]
-    said = ask("--help")
+    said = scoring("--help")
     assert said.code == 0 and "[RUN ...]" in " ".join(said.out)
 
 
@@ -139,23 +141,25 @@ def test_no_run_or_no_table_is_said(ask: Callable[..., Said]) -> None:
     ],
 )
 def test_a_table_that_cannot_be_read_is_one_sentence(
-    text: str | None, parts: list[str], ask: Callable[..., Said], tmp_path: Path
+    text: str | None, parts: list[str], scoring: Callable[..., Said], tmp_path: Path
 ) -> None:
     other = tmp_path / "other.csv"
     if text is not None:
         other.write_text(text, errors="surrogateescape")
     named = [] if text and "ash" in text else ["other.csv"]
-    ask("core", "--paper", "other.csv").sentence("backfire compare: ", *named, *parts)
+    scoring("core", "--paper", "other.csv").sentence("backfire compare: ", *named, *parts)
     assert not (tmp_path / "core" / "compare.csv").exists()
 
 
-def test_a_folder_that_is_no_finished_run_is_named(ask: Callable[..., Said], tmp_path: Path) -> None:
+def test_a_folder_that_is_no_finished_run_is_named(scoring: Callable[..., Said], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("nowhere", "empty"):
-        ask("core", name, "--paper", "paper.csv").sentence(str(Path(name) / "summary.csv"), "No such file")
+        scoring("core", name, "--paper", "paper.csv").sentence(
+            str(Path(name) / "summary.csv"), "No such file"
+        )
     write(tmp_path / "torn" / "summary.csv", "fig-1m,tools,G", header=HEADER)
-    ask("torn", "--paper", "paper.csv").sentence(str(Path("torn") / "summary.csv"), "no mean on line 1")
+    scoring("torn", "--paper", "paper.csv").sentence(str(Path("torn") / "summary.csv"), "no mean on line 1")
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence(ask: Callable[..., Said]) -> None:
-    ask("core", "--paper", "paper.csv", "--out", "paper.csv/x.csv").sentence("Cannot write", "x.csv")
+def test_a_place_that_cannot_be_written_is_one_sentence(scoring: Callable[..., Said]) -> None:
+    scoring("core", "--paper", "paper.csv", "--out", "paper.csv/x.csv").sentence("Cannot write", "x.csv")

@@ -55,7 +55,7 @@ def published(shift: float = 0.0, **changed: float) -> pd.DataFrame:
 
 
 @pytest.fixture
-def ask(
+def scoring(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Said]:
     """`backfire compare …` in a folder with the run `run`."""
@@ -85,7 +85,7 @@ def test_the_columns_are_the_schemas() -> None:
     assert schema.TABLES["item_pairs"] == item_compare.PAIRS
 
 
-def test_the_same_scores_differ_by_exactly_zero_in_every_form_of_file(ask: Callable[..., Said]) -> None:
+def test_the_same_scores_differ_by_exactly_zero_in_every_form_of_file(scoring: Callable[..., Said]) -> None:
     table = published()
     table.to_csv("long.csv", index=False)
     write_rows(Path("long.jsonl"), table.to_dict("records"))
@@ -94,7 +94,7 @@ def test_the_same_scores_differ_by_exactly_zero_in_every_form_of_file(ask: Calla
     counts = {"ntok__pre__failed": 10, "ctx__pre": 600, "G": [-16.0, -24.0, None]}
     wide.reset_index().assign(model="fig-1m", **counts).to_csv("wide.csv", index=False)
     for name in ("long.csv", "long.jsonl", "wide.csv"):
-        said = ask("--items", "run", "--published", name, "--within", "0.000001")
+        said = scoring("--items", "run", "--published", name, "--within", "0.000001")
         assert said.code == 0, said.err
         assert "matched: 9 scores and 6 measures of 3 items" in said.out
         assert any(line.startswith("largest difference: 0.000000 nats") for line in said.out)
@@ -107,17 +107,17 @@ def test_the_same_scores_differ_by_exactly_zero_in_every_form_of_file(ask: Calla
         assert (failed["same_n_tokens"], failed["same_ctx_tokens"]) == (1, 1)
 
 
-def test_a_difference_is_found_where_it_is_and_in_what_follows(ask: Callable[..., Said]) -> None:
+def test_a_difference_is_found_where_it_is_and_in_what_follows(scoring: Callable[..., Said]) -> None:
     table = published()
     table.loc[(table["item_id"] == "i2") & (table["condition"] == "fail"), "logprob"] -= 0.25
     table.loc[table["item_id"] == "i1", "n_tokens"] = 11
     table.to_csv("long.csv", index=False)
-    said = ask("--items", "run", "--published", "long.csv", "--within", "0.2")
+    said = scoring("--items", "run", "--published", "long.csv", "--within", "0.2")
     assert said.code == 1 and any(
         line.startswith("Not within 0.2 nats in every one of the ") for line in said.out
     )
-    assert ask("--items", "run", "--published", "long.csv", "--within", "0.26").code == 0
-    assert ask("--items", "run", "--published", "long.csv").code == 0
+    assert scoring("--items", "run", "--published", "long.csv", "--within", "0.26").code == 0
+    assert scoring("--items", "run", "--published", "long.csv").code == 0
     pairs = read("item_pairs.csv").set_index(["item_id", "condition", "measure"])
     assert pairs.loc[("i2", "fail", "logprob"), "difference"] == pytest.approx(0.25)
     assert pairs.loc[("i2", "fail", "logprob"), "per_token"] == pytest.approx(0.025)
@@ -130,14 +130,14 @@ def test_a_difference_is_found_where_it_is_and_in_what_follows(ask: Callable[...
     assert fail["median_abs"] == pytest.approx(0.125) and fail["max_abs"] == pytest.approx(0.25)
 
 
-def test_what_one_side_alone_has_is_counted_and_named(ask: Callable[..., Said]) -> None:
+def test_what_one_side_alone_has_is_counted_and_named(scoring: Callable[..., Said]) -> None:
     table = published()
     table.loc[table["item_id"] == "i1", "item_id"] = "elsewhere"
     other = table.assign(model="elm-2m")
     table = table[~((table["item_id"] == "i2") & (table["condition"] == "neut"))]
     twice = table.iloc[[0]].assign(logprob=-1.0)
     pd.concat([twice, table, other]).to_csv("long.csv", index=False)
-    said = ask("--items", "run", "--published", "long.csv")
+    said = scoring("--items", "run", "--published", "long.csv")
     text = "\n".join(said.out)
     assert "only ours: 1 items (i1); 3 numbers of items that both have (i2 neut, i2 copy, i2 sem)" in text, (
         text
@@ -152,11 +152,11 @@ def test_what_one_side_alone_has_is_counted_and_named(ask: Callable[..., Said]) 
     assert set(pairs.loc[pairs["item_id"] == "elsewhere", "found_in"]) == {"published"}
 
 
-def test_measures_alone_are_compared_in_their_own_unit(ask: Callable[..., Said]) -> None:
+def test_measures_alone_are_compared_in_their_own_unit(scoring: Callable[..., Said]) -> None:
     pd.DataFrame({"item_id": ["i1", "i2"], "G": [-16.0, -24.5], "G_negative": [1, 0]}).to_csv(
         "m.csv", index=False
     )
-    said = ask("--items", "run", "--published", "m.csv", "--within", "0.4")
+    said = scoring("--items", "run", "--published", "m.csv", "--within", "0.4")
     assert said.code == 1 and not any("The weights are not the same" in line for line in said.out)
     assert "token counts of the action not published; context lengths not published" in said.out
     pairs = read("item_pairs.csv")
@@ -164,15 +164,15 @@ def test_measures_alone_are_compared_in_their_own_unit(ask: Callable[..., Said])
         "G": "nats", "G_negative": "probability",
     }  # fmt: skip
     # A probability that differs by 1 is no difference in nats.
-    assert ask("--items", "run", "--published", "m.csv", "--within", "0.6").code == 0
+    assert scoring("--items", "run", "--published", "m.csv", "--within", "0.6").code == 0
 
 
-def test_ablated_rows_are_no_part_of_the_comparison(ask: Callable[..., Said]) -> None:
+def test_ablated_rows_are_no_part_of_the_comparison(scoring: Callable[..., Said]) -> None:
     rows = score_rows(ablation="none")
     rows += [{**row, "id": row["id"] + "|top", "ablation": "top:16", "logprob": -1.0} for row in rows]
     write_rows(Path("run/scores.jsonl"), rows)
     published().to_csv("long.csv", index=False)
-    assert ask("--items", "run", "--published", "long.csv", "--within", "0.001").code == 0
+    assert scoring("--items", "run", "--published", "long.csv", "--within", "0.001").code == 0
 
 
 @pytest.mark.parametrize(
@@ -189,29 +189,29 @@ def test_ablated_rows_are_no_part_of_the_comparison(ask: Callable[..., Said]) ->
     ],
 )
 def test_a_file_that_cannot_be_compared_is_one_sentence(
-    text: str | None, parts: list[str], ask: Callable[..., Said]
+    text: str | None, parts: list[str], scoring: Callable[..., Said]
 ) -> None:
     if text is not None:
         Path("other").write_text(text)
-    ask("--items", "run", "--published", "other").sentence("backfire compare: ", *parts)
+    scoring("--items", "run", "--published", "other").sentence("backfire compare: ", *parts)
     assert not Path("run/item_pairs.csv").exists()
 
 
-def test_options_that_do_not_belong_together_are_refused(ask: Callable[..., Said]) -> None:
+def test_options_that_do_not_belong_together_are_refused(scoring: Callable[..., Said]) -> None:
     published().to_csv("long.csv", index=False)
-    ask("--items", "run").sentence("--published FILE")
-    ask("run", "--items", "run", "--published", "long.csv").sentence("leave out other runs")
-    ask("run", "--published", "long.csv").sentence("belong to --items")
-    ask("--items", "nowhere", "--published", "long.csv").sentence("nowhere", "scores.jsonl")
-    ask("--items", "run", "--published", "long.csv", "--names", "fig-1m-q4=elm").sentence(
+    scoring("--items", "run").sentence("--published FILE")
+    scoring("run", "--items", "run", "--published", "long.csv").sentence("leave out other runs")
+    scoring("run", "--published", "long.csv").sentence("belong to --items")
+    scoring("--items", "nowhere", "--published", "long.csv").sentence("nowhere", "scores.jsonl")
+    scoring("--items", "run", "--published", "long.csv", "--names", "fig-1m-q4=elm").sentence(
         "whose model is elm"
     )
 
 
-def test_the_figure_holds_the_pairs_that_both_sides_have(ask: Callable[..., Said]) -> None:
+def test_the_figure_holds_the_pairs_that_both_sides_have(scoring: Callable[..., Said]) -> None:
     table = published(0.5)
     table[table["item_id"] != "i3"].to_csv("long.csv", index=False)
-    assert ask("--items", "run", "--published", "long.csv").code == 0
+    assert scoring("--items", "run", "--published", "long.csv").code == 0
     written = draw_item_compare(Path("run"))
     found = pd.read_csv(written[2])
     assert len(found) == 8 + 6 and "i3" not in set(found["item_id"])
@@ -251,10 +251,10 @@ def dose_run(folder: Path, size: int, first: str = "aaaa") -> Path:
     return folder
 
 
-def test_rollouts_of_several_sizes_are_one_table_by_size(ask: Callable[..., Said]) -> None:
+def test_rollouts_of_several_sizes_are_one_table_by_size(scoring: Callable[..., Said]) -> None:
     for size in (8, 4):
         dose_run(Path(f"hide{size}"), size)
-    said = ask("hide8", "hide4")
+    said = scoring("hide8", "hide4")
     assert said.code == 0, said.err
     table = pd.read_csv("hide8/rollout_doses.csv")
     assert tuple(table.columns) == schema.ROLLOUT_DOSES
@@ -268,10 +268,10 @@ def test_rollouts_of_several_sizes_are_one_table_by_size(ask: Callable[..., Said
     assert "verbatim/hide of 4" in "\n".join(said.out)
 
 
-def test_runs_whose_first_arm_differs_are_no_doses_of_one_change(ask: Callable[..., Said]) -> None:
+def test_runs_whose_first_arm_differs_are_no_doses_of_one_change(scoring: Callable[..., Said]) -> None:
     dose_run(Path("hide8"), 8)
     dose_run(Path("hide4"), 4, first="aaab")
-    ask("hide8", "hide4").sentence("differ in their first arm (verbatim)")
+    scoring("hide8", "hide4").sentence("differ in their first arm (verbatim)")
     dose_run(Path("more8"), 8)
-    ask("hide8", "more8").sentence("stands twice")
-    ask("hide8", "run").sentence("--paper FILE")
+    scoring("hide8", "more8").sentence("stands twice")
+    scoring("hide8", "run").sentence("--paper FILE")

@@ -13,7 +13,7 @@ from probes.items.toolshed import build_toolshed_items
 from probes.prompts.wording import load_wording
 from probes.scoring.contrast import FORMS
 from probes.scoring.record import edge_sources
-from probes.scoring.score import asks
+from probes.scoring.score import build_queries
 from tests.mech_cases import FolderFactory, one_thread  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS, Shell, loaded_once, shell  # noqa: F401 - a fixture
 from tests.tolerances import NATS
@@ -86,14 +86,14 @@ def test_the_sources_are_the_tokens_they_are_called(shell: Shell) -> None:
     items = build_toolshed_items(3, n_tasks=12)[::9]
     assert {bool(item.step_index) for item in items} == {False, True}
     for item in items:
-        [ask] = asks(model, item, ["neut"], WORDING, ["failed"])
+        [scoring] = build_queries(model, item, ["neut"], WORDING, ["failed"])
         found = edge_sources(engine, item, "neut", WORDING)
         text = {
-            kind: model.tokenizer.decode([ask.query.prompt[at] for at in where])
+            kind: model.tokenizer.decode([scoring.query.prompt[at] for at in where])
             for kind, where in found.items()
         }
         assert text["record"] == item.failed_action
-        n = len(ask.query.action)
+        n = len(scoring.query.action)
         assert text["goal"].endswith("<end>\n") and item.goal[-min(n, 30) + 6 :] in text["goal"]
         turn = f"<turn>user\n{WORDING.observation_prefix}{item.obs_neutral}<end>\n"
         assert turn.startswith(text["observation"])
@@ -107,9 +107,9 @@ def test_the_sources_are_the_tokens_they_are_called(shell: Shell) -> None:
 def test_cutting_nothing_is_the_uncut_run_and_cutting_the_record_is_not(shell: Shell) -> None:
     model = loaded_once(str(shell.model))
     engine, item = Engine(model), ITEMS[1]
-    [ask] = asks(model, item, ["neut"], WORDING, ["failed"])
+    [scoring] = build_queries(model, item, ["neut"], WORDING, ["failed"])
     record = edge_sources(engine, item, "neut", WORDING)["record"]
     changes = [NOTHING, cut_edges(all_heads(model), ()), cut_edges(all_heads(model), record)]
-    queries = [Query(ask.query.prompt, ask.query.action, change) for change in changes]
-    uncut, nothing, cut = engine.score(queries, len(ask.query.prompt) - 1)
+    queries = [Query(scoring.query.prompt, scoring.query.action, change) for change in changes]
+    uncut, nothing, cut = engine.score(queries, len(scoring.query.prompt) - 1)
     assert nothing.total == uncut.total and abs(cut.total - uncut.total) > 10 * NATS

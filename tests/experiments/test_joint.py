@@ -17,7 +17,7 @@ from experiments.run.seeds import stream
 from experiments.run.session import Session
 from experiments.run.study import arguments
 from mech.engine.engine import Engine
-from mech.engine.sweep import score_changes
+from mech.engine.sweep import score_interventions
 from mech.errors import InputError
 from mech.heads import HeadSet
 from mech.interventions.intervention import replace_heads, scale_heads
@@ -191,7 +191,7 @@ def test_all_heads_together_are_the_other_run_in_any_pair(shell: Shell) -> None:
                 )
                 other = whole[f"{term}|{high}"]
                 assert denoise["under"][f"{term}|{low}"]["top6"] == pytest.approx(other, abs=NATS)
-            # Without attention the candidate positions know nothing of the context.
+            # Without attention the action positions know nothing of the context.
             under = zero["under"]
             assert under[f"failed|{low}"]["top6"] == pytest.approx(under[f"failed|{high}"]["top6"], abs=NATS)
             assert "failed|fail" in under  # Δsem, read off target or explained
@@ -201,8 +201,8 @@ def test_what_acts_elsewhere_is_refused(shell: Shell) -> None:
     session = session_of(shell)
     run = decision(session, ITEMS[0], PAIR, ["noise"]).clean["failed", "neut"]
     heads = HeadSet.parse("L0H0")
-    with pytest.raises(InputError, match="candidate positions only"):
-        score_changes(session.engine, run, [scale_heads(heads, 0.0, "all")])
+    with pytest.raises(InputError, match="action positions only"):
+        score_interventions(session.engine, run, [scale_heads(heads, 0.0, "all")])
 
 
 def test_a_direction_moves_as_far_and_elsewhere_and_alike_where_runs_share_a_position(shell: Shell) -> None:
@@ -224,7 +224,7 @@ def test_a_direction_moves_as_far_and_elsewhere_and_alike_where_runs_share_a_pos
         assert one.value is not None and other.value is not None
         assert (one.value[0] - other.value[0]).abs().max() < 1e-5
     nowhere = elsewhere(scale_heads(heads, 1.0, "candidate"), at.z(("failed", "neut")), session.streams("x"))
-    [score] = score_changes(session.engine, at.clean["failed", "neut"], [nowhere])
+    [score] = score_interventions(session.engine, at.clean["failed", "neut"], [nowhere])
     assert score.total == pytest.approx(at.clean["failed", "neut"].score.total, abs=NATS)
 
 

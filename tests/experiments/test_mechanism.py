@@ -66,7 +66,8 @@ def asked(shell: Shell, study: str, *words: str) -> int:
 def test_the_plan_counts_the_questions_that_the_reference_path_answers(shell: Shell) -> None:
     reference = ["--reference-items", f"4@{shell.reference}"]
     found = asked(shell, "joint", *WORDS, *reference)
-    # Beside the questions: means and donors of ablations (four items, two conditions and actions), trunks of contexts.
+    # Beside the questions: means and donors of ablations (four items, two conditions and actions), prefix caches of
+    # contexts.
     assert planned(shell, "joint") == pytest.approx(found, abs=20 + 2 * len(ITEMS))
     found = asked(shell, "joint", *WORDS, *reference, "--from", "neut_other")
     assert planned(shell, "joint other") < planned(shell, "joint")

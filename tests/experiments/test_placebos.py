@@ -28,7 +28,7 @@ from probes.items.item import Item, dump_items
 from probes.prompts.wording import load_wording
 from probes.scoring.contrast import FORMS
 from probes.scoring.record import padding_sources
-from probes.scoring.score import asks, decision_run
+from probes.scoring.score import build_queries, decision_run
 from tests.induction_model import built_by_hand
 from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS, Shell, shell  # noqa: F401 - a fixture
@@ -164,12 +164,13 @@ def test_padding_sources_are_the_words_that_carry_nothing(tiny_folder: FolderFac
     model = tiny_model(tiny_folder, "llama")
     [item] = garden(0)
     found = padding_sources(Engine(model), item, WORDING)
-    [ask] = asks(model, item, ["neut_pad"], WORDING, ["failed"])
+    [scoring] = build_queries(model, item, ["neut_pad"], WORDING, ["failed"])
     text = {
-        kind: model.tokenizer.decode([ask.query.prompt[at] for at in where]) for kind, where in found.items()
+        kind: model.tokenizer.decode([scoring.query.prompt[at] for at in where])
+        for kind, where in found.items()
     }
     assert text["record"] == item.failed_action
-    observed = ask.rendering.text.rpartition(item.obs_neutral)[2].partition("<end>")[0]
+    observed = scoring.rendering.text.rpartition(item.obs_neutral)[2].partition("<end>")[0]
     assert observed.startswith(text["padding"]) and len(text["padding"]) == len(item.failed_action)
     short = replace(item, obs_fail="no")
     assert set(padding_sources(Engine(model), short, WORDING)) == {"record"}

@@ -27,7 +27,7 @@ from mech.engine import reference
 from mech.engine.capture import everything_names
 from mech.engine.engine import Engine
 from mech.engine.queries import Query
-from mech.engine.sweep import score_changes
+from mech.engine.sweep import score_interventions
 from mech.errors import InputError
 from mech.heads import HeadSet
 from mech.interventions.intervention import NOTHING, replace_heads
@@ -35,7 +35,7 @@ from mech.patching.patch import all_heads
 from probes.items.item import Item
 from probes.prompts.wording import load_wording
 from probes.scoring.roles import position_roles
-from probes.scoring.score import asks, score_item
+from probes.scoring.score import build_queries, score_item
 from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS
 from tests.tolerances import FP64
@@ -71,8 +71,8 @@ def options(tmp: Any = None, **given: object) -> argparse.Namespace:
 
 
 def ask_of(session: Session, item: Item, condition: str = "neut", candidate: str = "failed") -> Any:
-    [ask] = asks(session.model, item, [condition], WORDING, [candidate], end_of_turn=True)
-    return ask
+    [scoring] = build_queries(session.model, item, [condition], WORDING, [candidate], end_of_turn=True)
+    return scoring
 
 
 def test_the_reference_has_contexts_of_its_own_and_no_measured_task(session: Session) -> None:
@@ -135,21 +135,23 @@ def test_every_way_agrees_with_full_forwards_and_changes_the_score(
 
 
 def test_a_donor_that_is_the_item_itself_changes_nothing(session: Session) -> None:
-    model, ask = session.model, ask_of(session, ITEMS[1])
-    n = len(ask.query.action)
-    z = kept_z(session, ask, False)
+    model, scoring = session.model, ask_of(session, ITEMS[1])
+    n = len(scoring.query.action)
+    z = kept_z(session, scoring, False)
     own = resampled(z, (), (), (n, n), np.random.default_rng(0))
     assert torch.equal(own, z)
-    run = session.engine.run(ask.query, everything_names(model, "hook_resid_pre"))
+    run = session.engine.run(scoring.query, everything_names(model, "hook_resid_pre"))
     change = replace_heads(all_heads(model), own, "candidate")
-    [score] = score_changes(session.engine, run, [change])
+    [score] = score_interventions(session.engine, run, [change])
     assert abs(score.total - run.score.total) <= FP64
-    everywhere = kept_z(session, ask, True)
+    everywhere = kept_z(session, scoring, True)
     places = [str(at) for at in range(everywhere.shape[1])]
     laid = resampled(everywhere, places, places, (n, n), np.random.default_rng(0))
     assert torch.equal(laid, everywhere)
-    positions = tuple(range(len(ask.query.tokens)))
-    query = Query(ask.query.prompt, ask.query.action, replace_heads(all_heads(model), laid, positions))
+    positions = tuple(range(len(scoring.query.tokens)))
+    query = Query(
+        scoring.query.prompt, scoring.query.action, replace_heads(all_heads(model), laid, positions)
+    )
     [score] = session.engine.score([query])
     assert abs(score.total - run.score.total) <= FP64
 
@@ -157,9 +159,9 @@ def test_a_donor_that_is_the_item_itself_changes_nothing(session: Session) -> No
 def test_hooks_put_the_values_at_every_position(session: Session) -> None:
     """Read back what flows: z of the heads is the donor's at each position, that of others is not."""
     put = replacement(session, options(), how="resample")
-    ask = ask_of(session, ITEMS[0])
-    change = put.interventions(HEADS, "all", ask)[0]
-    query = Query(ask.query.prompt, ask.query.action, change)
+    scoring = ask_of(session, ITEMS[0])
+    change = put.interventions(HEADS, "all", scoring)[0]
+    query = Query(scoring.query.prompt, scoring.query.action, change)
     names = everything_names(session.model, "attn.hook_z")
     run = session.engine.run(query, names, 0, {"every": range(len(query.tokens))})
     assert len(change.edits) == len(HEADS)
@@ -174,11 +176,11 @@ def test_values_come_from_matching_places_of_one_donor(session: Session) -> None
     put = replacement(session, options(), how="resample")
     donors = put.donors
     assert donors is not None
-    ask = ask_of(session, ITEMS[1], "fail")
-    roles = position_roles(session.model, ITEMS[1], "fail", WORDING, ask.query)
+    scoring = ask_of(session, ITEMS[1], "fail")
+    roles = position_roles(session.model, ITEMS[1], "fail", WORDING, scoring.query)
     own = donors.of(ITEMS[1], "fail", 4)
-    for draw, change in enumerate(put.interventions(HEADS, "all", ask)):
-        asked = donors.ask(own[draw], "fail", "failed")
+    for draw, change in enumerate(put.interventions(HEADS, "all", scoring)):
+        asked = donors.scoring(own[draw], "fail", "failed")
         z = donors.z(asked, True)
         theirs = donors.roles(asked, True)
         edits = list(change.edits)
@@ -219,7 +221,7 @@ def test_the_mean_by_role_is_the_plain_mean_where_all_positions_are_alike(
     put = replacement(session, options(reference_items=3), how="mean-role")
     assert put.donors is not None and put.reference is not None
     [change] = put.interventions(HEADS, "all", ask_of(session, ITEMS[0], "pre"))
-    zs = [kept_z(session, put.donors.ask(one, "pre", "failed"), True) for one in put.reference.items]
+    zs = [kept_z(session, put.donors.scoring(one, "pre", "failed"), True) for one in put.reference.items]
     mean = torch.cat(zs, dim=1).mean(dim=1)
     for edit in change.edits:
         assert edit.value is not None and edit.head is not None
@@ -236,21 +238,21 @@ def test_optimal_constants_never_cost_more_than_the_mean(session: Session) -> No
 
 
 def test_what_serves_every_question_alike_and_what_does_not(session: Session) -> None:
-    ask = ask_of(session, ITEMS[0])
+    scoring = ask_of(session, ITEMS[0])
     for how in METHODS:
         put = replacement(session, options(), how=how)
-        assert put.interventions(None, "all", ask) == [NOTHING] * put.draws
+        assert put.interventions(None, "all", scoring) == [NOTHING] * put.draws
         if put.by_question:
             with pytest.raises(InputError, match=f"--how {how}"):
                 put.fixed(HEADS, "all")
         else:
             where = "candidate" if how == "optimal" else "all"
-            [one] = put.interventions(HEADS, where, ask)
+            [one] = put.interventions(HEADS, where, scoring)
             assert one.fingerprint == put.intervention(HEADS, options(where=where)).fingerprint
     with pytest.raises(InputError, match="is not a way"):
         replacement(session, options(), how="median")
     with pytest.raises(InputError, match="needs a reference set"):
-        Replacement("resample").interventions(HEADS, "all", ask)
+        Replacement("resample").interventions(HEADS, "all", scoring)
 
 
 # --- control sets

@@ -37,7 +37,7 @@ from mech.engine.engine import Engine
 from mech.engine.queries import Query
 from mech.heads import HeadSet
 from mech.interventions.intervention import scale_heads
-from mech.interventions.persistent import STANDING_NOTHING, Standing
+from mech.interventions.persistent import STANDING_NOTHING, PersistentIntervention
 from mech.models.model import Model
 from mech.patching.patch import all_heads
 from probes.rollouts.steps import per_step
@@ -99,11 +99,11 @@ def test_a_row_s_turn_is_what_full_forwards_write_under_the_same_change(shell: S
     chosen = HeadSet.parse(HEADS)
     standings = {
         "none": STANDING_NOTHING,
-        "ablate": Standing(scale_heads(chosen, 0.0, "all")),
-        "hide": Standing(hidden=chosen),
-        "hide-all": Standing(hidden=all_heads(model)),
-        "ablate-random0": Standing(scale_heads(drawn, 0.0, "all")),
-        "hide-random0": Standing(hidden=drawn),
+        "ablate": PersistentIntervention(scale_heads(chosen, 0.0, "all")),
+        "hide": PersistentIntervention(hidden=chosen),
+        "hide-all": PersistentIntervention(hidden=all_heads(model)),
+        "ablate-random0": PersistentIntervention(scale_heads(drawn, 0.0, "all")),
+        "hide-random0": PersistentIntervention(hidden=drawn),
     }
     every = shell.lines("steps")
     rows = [row for row in every if row["index"] in (1, 3)]

@@ -41,7 +41,7 @@ from probes.prompts.conditions import CORE
 from probes.prompts.unrelated import with_unrelated
 from probes.prompts.wording import load_wording
 from probes.scoring.contrast import FORMS
-from probes.scoring.score import DISTRACTORS_IN, asks, decision_run, score_item, scored
+from probes.scoring.score import DISTRACTORS_IN, build_queries, decision_run, score_item, scored
 from probes.scoring.text_loss import LOSSES
 from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS, REFERENCE, Shell, contents, shell  # noqa: F401 - a fixture
@@ -220,7 +220,7 @@ def test_patch_takes_from_the_cache_what_probe_kept(shell: Shell) -> None:
         shell.forwards("patch", "cold"),
         shell.forwards("patch", "warm"),
     )
-    kept = 2 * 2 + 1  # two conditions of two items, and the trunk of their system prompt
+    kept = 2 * 2 + 1  # two conditions of two items, and the prefix cache of their system prompt
     assert cold_saved == 0 and warm_saved == kept
     assert cold_ran - warm_ran == kept
     assert said.out[-2] == f"forwards run: {warm_ran}, saved by the cache: {kept}"
@@ -251,7 +251,7 @@ def test_probe_keeps_the_further_hooks_it_is_told_to(shell: Shell) -> None:
     run = decision_run(
         engine, ITEMS[0], "neut", WORDING, ["blocks.1.attn.hook_pattern", "blocks.0.hook_mlp_out"]
     )
-    assert engine.meter.ran == 0
+    assert engine.forwards.ran == 0
     assert torch.allclose(run.cache["blocks.1.attn.hook_pattern"].sum(-1), torch.ones(4, 1), atol=NATS)
 
 
@@ -343,7 +343,9 @@ def test_patch_measures_the_delta_that_probe_measures(patched: Shell) -> None:
 def test_an_effect_has_its_sign_and_size_by_transformer_lens_alone(patched: Shell) -> None:
     """noise: logp(neut) − logp(neut with z of pre); denoise: logp(pre with z of neut) − logp(pre)."""
     model, item = tiny_model_of(patched), ITEMS[1]
-    queries = {name: asks(model, item, [name], WORDING, ["failed"])[0].query for name in ("pre", "neut")}
+    queries = {
+        name: build_queries(model, item, [name], WORDING, ["failed"])[0].query for name in ("pre", "neut")
+    }
     n = len(queries["pre"].action)
 
     def logp(query: Query, donor: Query | None = None, head: Head | None = None) -> float:
@@ -521,7 +523,9 @@ def test_ablate_ranks_each_set_among_controls_of_each_kind_and_says_what_else_it
     low = low_heads(score_heads(tiny_model_of(shell), 0))
     matched = [sets[f"top2/norm{index}"] for index in range(2)]
     assert matched[0] != matched[1] and all(set(one) <= set(low) - set(sets["top2"]) for one in matched)
-    contexts = [asks(tiny_model_of(shell), one, ["pre"], WORDING)[0].query.prompt for one in REFERENCE]
+    contexts = [
+        build_queries(tiny_model_of(shell), one, ["pre"], WORDING)[0].query.prompt for one in REFERENCE
+    ]
     norms = head_norms(Engine(tiny_model_of(shell)), contexts)
     matches = shell.table("control_sets").set_index("set")
     assert matches.loc["top2/complement0", ["k", "n_heads"]].tolist() == [2, 10]
@@ -588,7 +592,7 @@ def copy_of(row: dict[str, Any], metric: str = "logprob") -> list[float]:
 def test_ablated_rows_are_those_of_full_forwards_under_the_same_intervention(how: str, shell: Shell) -> None:
     """The prefix is recomputed too: with the clean one the rows would be far off."""
     words = ["--heads", "L0H2,L1H1", "--how", how, "--controls", "1", "--limit", "1", "--draws", "3", *RANDOM]
-    if how == "optimal":  # fitted at the candidate positions, and refused elsewhere
+    if how == "optimal":  # fitted at the action positions, and refused elsewhere
         words += ["--where", "candidate"]
     shell.ran("ablate", *words)
     shell.ran("ablate", *words, "--engine", "reference", out="slow")
@@ -679,7 +683,7 @@ def test_any_pair_of_conditions_is_a_difference_to_remove(shell: Shell) -> None:
 
 def test_mean_and_zero_are_two_ablations(shell: Shell) -> None:
     session = session_of(shell)
-    mean = mean_z(session.engine, [asks(session.model, ITEMS[3], ["pre"], WORDING)[0].query.prompt])
+    mean = mean_z(session.engine, [build_queries(session.model, ITEMS[3], ["pre"], WORDING)[0].query.prompt])
     one = Ablated("named", "selected", HeadSet.parse("L0H2"), 1)
     put = Replacement("mean", z=mean.z)
     rows = [
@@ -713,7 +717,7 @@ def test_the_mean_is_taken_over_other_tasks_and_says_so(shell: Shell) -> None:
     with_what = replacement(session, args, how="mean")
     named = with_what.about["items"]
     prompts = [
-        asks(session.model, item, ["pre"], WORDING, ["failed"])[0].query.prompt
+        build_queries(session.model, item, ["pre"], WORDING, ["failed"])[0].query.prompt
         for name in named
         for item in ITEMS
         if item.item_id == name

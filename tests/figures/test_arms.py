@@ -1,4 +1,4 @@
-"""Figures of tables with ablation arms: each arm drawn beside the whole model, older tables as they were."""
+"""Figures of tables with ablation arms: each arm drawn beside the unablated model, older tables as they were."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ALSO = {"scaling": ("scaling_fit",), "calibration": ("predict",)}
 
 
 def with_arms(path: Path) -> None:
-    """Every line twice: of the whole model, and of an arm."""
+    """Every line twice: of the unablated model, and of an arm."""
     table = pd.read_csv(path, keep_default_na=False, na_values=[""])
     both = [table.assign(ablation=name) for name in ("none", "top16@resample")]
     pd.concat(both).to_csv(path, index=False)

@@ -258,9 +258,9 @@ def test_some_heads_are_that_part_of_all_and_move_without_the_others(tiny_folder
     whole, some = attribute(engine, recipient, donor), attribute(engine, recipient, donor, heads=two)
     assert list(some.heads) == list(two) and some.mlps == whole.mlps
     assert some.heads == {head: whole.heads[head] for head in two}
-    before = engine.meter.ran
+    before = engine.forwards.ran
     some = attribute(engine, recipient, donor, 4, two, ("z",))
-    assert engine.meter.ran == before + 1, "layers in which nothing moves are not run"
+    assert engine.forwards.ran == before + 1, "layers in which nothing moves are not run"
     whole = attribute(engine, recipient, donor, 4, sites=("z",))
     assert abs(some.heads[two.heads[0]] - whole.heads[two.heads[0]]) > 100 * FP64
     joint = patch_sets(engine, recipient, donor, {"two": two})["two"].total - recipient.score.total
@@ -291,21 +291,21 @@ def test_a_shift_of_zero_leaves_the_run_as_it_is_and_small_rows_are_the_same(
         recipient, donor = pair(model)
         engine = Engine(model)
         whole = flat(attribute(engine, recipient, donor, 3))
-        before = engine.meter.ran
+        before = engine.forwards.ran
         with monkeypatch.context() as patch:
             patch.setattr(attribution, "GRADIENT_NODES", 2 * len(ACTION))
             assert_close(flat(attribute(engine, recipient, donor, 3)), whole, FP64)
-        assert engine.meter.ran - before == model.n_layers * 3  # z and MLP output, two copies a row
+        assert engine.forwards.ran - before == model.n_layers * 3  # z and MLP output, two copies a row
         # at the recipient itself, the integrated path's first point is the plain gradient
         resid = [recipient.cache[name] for name in everything_names(model, "hook_resid_pre")]
         none = torch.zeros(len(ACTION), model.n_heads * model.d_head, dtype=model.dtype)
         runs = [Shifted("z", layer, none) for layer in range(model.n_layers)]
-        packed = shifted_gradients(model, recipient.query, recipient.trunk, resid, runs)
+        packed = shifted_gradients(model, recipient.query, recipient.prefix_cache, resid, runs)
         for run, gradient in zip(runs, packed, strict=True):
             [alone] = full_gradients(model, recipient.query, [run])
             assert_close(gradient, alone, FP64)
         with pytest.raises(ValueError, match="layer order"):
-            shifted_gradients(model, recipient.query, recipient.trunk, resid, runs[::-1])
+            shifted_gradients(model, recipient.query, recipient.prefix_cache, resid, runs[::-1])
 
 
 def test_the_directions_differ_by_the_sign(tiny_folder: FolderFactory) -> None:
@@ -327,8 +327,8 @@ def test_parameters_keep_no_gradient_and_flags_and_hooks_are_as_before_whatever_
     tensors = [
         *recipient.cache.values(),
         *donor.cache.values(),
-        *recipient.trunk.keys,
-        *recipient.trunk.values,
+        *recipient.prefix_cache.keys,
+        *recipient.prefix_cache.values,
     ]
     values = [tensor.clone() for tensor in tensors]
     parameters[1].requires_grad_(False)  # as a user may have done

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mech.decoding.bans import Ban, BanLeak, TextBan, TokenBan, contains, equals, token_bans
 from mech.decoding.decode import Decoding, Turn, _write, decode
-from mech.decoding.kv_sequence import Chain
+from mech.decoding.kv_sequence import KVSequence
 from mech.decoding.prompt_lookup import lookup
 from mech.decoding.sampling import best, choose
 from mech.engine.engine import Engine
@@ -77,9 +77,9 @@ def test_a_token_ban_refuses_the_completing_token_only(model: Model) -> None:
 def test_the_prompt_does_not_count_as_a_beginning(tiny_folder: FolderFactory) -> None:
     """A prompt that ends in the ban's beginning: transformers' processor would refuse the first token here."""
     model = tiny_model(tiny_folder, "llama")
-    free = decode(Chain(model, Engine(model).trunk(())), LEFT, Decoding(4))
+    free = decode(KVSequence(model, Engine(model).prefix_cache(())), LEFT, Decoding(4))
     ban = TokenBan("prompt and first", (LEFT[-1], free.tokens[0]))
-    held = decode(Chain(model, Engine(model).trunk(())), LEFT, Decoding(4), [ban])
+    held = decode(KVSequence(model, Engine(model).prefix_cache(())), LEFT, Decoding(4), [ban])
     assert held.tokens == free.tokens and held.events == ()
 
 
@@ -262,7 +262,9 @@ def test_token_bans_give_what_transformers_bad_words_give(
     for round_ in range(4):
         written = stock.generate(prompt, bad_words_ids=bad or None, **where)[0, 12:].tolist()
         bans = [TokenBan(str(each), tuple(each)) for each in bad]
-        turn = decode(Chain(model, Engine(model).trunk(())), prompt[0].tolist(), Decoding(12), bans)
+        turn = decode(
+            KVSequence(model, Engine(model).prefix_cache(())), prompt[0].tolist(), Decoding(12), bans
+        )
         assert list(turn.tokens) == written[: len(turn.tokens)]
         assert len({event[2] for event in turn.events}) == len(bad)  # each of them was in the way
         bad.append(written[3 * round_ : 3 * round_ + 1 + round_ % 2])  # one token, then two, …
@@ -321,11 +323,16 @@ def test_a_tiny_temperature_is_greedy_and_bad_ones_are_refused() -> None:
 
 
 def test_logprobs_of_sampled_tokens_are_at_temperature_one(model: Model) -> None:
-    turn = decode(Chain(model, Engine(model).trunk(())), LEFT, Decoding(5, 2.0), rng=np.random.default_rng(1))
-    chain = Chain(model, Engine(model).trunk(()))
-    with chain.hooks():
-        chain.rewind(LEFT)
-        logits = chain.push([LEFT[-1], *turn.tokens[:-1]])
+    turn = decode(
+        KVSequence(model, Engine(model).prefix_cache(())),
+        LEFT,
+        Decoding(5, 2.0),
+        rng=np.random.default_rng(1),
+    )
+    kv_sequence = KVSequence(model, Engine(model).prefix_cache(()))
+    with kv_sequence.hooks():
+        kv_sequence.rewind(LEFT)
+        logits = kv_sequence.push([LEFT[-1], *turn.tokens[:-1]])
     expected = torch.log_softmax(logits, -1)[range(len(turn.tokens)), list(turn.tokens)]
     np.testing.assert_allclose(turn.logprobs[: len(turn.tokens)], expected.numpy(), atol=FP64 * 1000)
 

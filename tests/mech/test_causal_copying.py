@@ -82,7 +82,7 @@ def test_the_sweep_is_one_hooked_full_forward_a_head(
     assert len(found) == n_heads and found[["layer", "head"]].equals(expected[["layer", "head"]])
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[dtype])
     assert found["causal_copying"].abs().min() > TOLERANCE[dtype]  # every head of a random model matters
-    assert slow.meter.ran - fast.meter.ran >= 2 * (n_heads - 2)  # a row or two a query, not one a head
+    assert slow.forwards.ran - fast.forwards.ran >= 2 * (n_heads - 2)  # a row or two a query, not one a head
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -70,9 +70,9 @@ def test_one_set_a_row_and_all_in_one_row_give_the_same(
 ) -> None:
     engine = Engine(tiny_model(tiny_folder, "gemma3"))
     recipient, donor = pair(engine)
-    before = engine.meter.ran
+    before = engine.forwards.ran
     whole = joint_scores(engine, recipient, donor, SETS)
-    assert engine.meter.ran == before + 1
+    assert engine.forwards.ran == before + 1
     for nodes in (1, 3 * len(ACTION)):
         monkeypatch.setattr(changes, "SWEEP_NODES", nodes)
         assert_scores(joint_scores(engine, recipient, donor, SETS), whole, FP64)

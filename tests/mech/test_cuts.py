@@ -13,10 +13,10 @@ from mech.engine import reference
 from mech.engine.capture import everything_names
 from mech.engine.engine import Engine
 from mech.engine.queries import Query
-from mech.engine.sweep import score_changes
+from mech.engine.sweep import score_interventions
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
-from mech.interventions.hooks import HookMissed, Placement, edit_hooks, hooked
+from mech.interventions.hooks import EditLocation, HookMissed, edit_hooks, hooked
 from mech.interventions.intervention import NOTHING, Cut, Intervention, cut_edges, scale_heads
 from mech.patching.patch import all_heads, sweep_names
 from tests.mech_cases import (
@@ -173,12 +173,12 @@ def test_heads_and_layers_that_do_not_exist_are_refused(tiny_folder: FolderFacto
 def test_a_cut_meets_the_scores_of_one_sequence_only(tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, "llama")
     cut = Cut(0, (1,), (2,), (5,))
-    hooks = edit_hooks(model, [Placement(cut, torch.tensor([5]), torch.tensor([2]))])
+    hooks = edit_hooks(model, [EditLocation(cut, torch.tensor([5]), torch.tensor([2]))])
     with pytest.raises(HookMissed, match=r"where \[1, head, dest_pos, src_pos\] is expected"):
         with hooked(model, hooks):
             model.bridge(torch.tensor([LEFT, LEFT]))
     with pytest.raises(ValueError, match="needs the rows"):
-        with hooked(model, edit_hooks(model, [Placement(cut, None)])):
+        with hooked(model, edit_hooks(model, [EditLocation(cut, None)])):
             model.bridge(torch.tensor([LEFT]))
 
 
@@ -208,10 +208,10 @@ def test_changes_side_by_side_act_at_the_candidate_positions_and_hide_what_stand
     engine = Engine(tiny_model(tiny_folder, "llama"))
     run = engine.run(QUERY, sweep_names(engine.model), shared=0)
     heads, start = HeadSet([Head(1, 0)]), QUERY.candidate.start
-    last = score_changes(engine, run, [cut_edges(heads, (start - 1,))])
+    last = score_interventions(engine, run, [cut_edges(heads, (start - 1,))])
     assert last[0].total != run.score.total
-    with pytest.raises(InputError, match="before the candidate positions"):
-        score_changes(engine, run, [cut_edges(heads, (start,))])
+    with pytest.raises(InputError, match="before the action positions"):
+        score_interventions(engine, run, [cut_edges(heads, (start,))])
     for where in ("all", (start,)):
-        with pytest.raises(InputError, match="candidate positions only"):
-            score_changes(engine, run, [scale_heads(heads, 0.5, where)])
+        with pytest.raises(InputError, match="action positions only"):
+            score_interventions(engine, run, [scale_heads(heads, 0.5, where)])

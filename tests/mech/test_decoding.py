@@ -12,14 +12,14 @@ import torch
 
 from mech.decoding.bans import TokenBan, contains
 from mech.decoding.decode import Decoding, decode, decode_uncached
-from mech.decoding.kv_sequence import Chain
+from mech.decoding.kv_sequence import KVSequence
 from mech.engine.engine import Engine
-from mech.engine.prefix_cache import Trunk
+from mech.engine.prefix_cache import PrefixCache
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.interventions.hooks import HookMissed
 from mech.interventions.intervention import NOTHING, cut_edges, replace_heads, scale_heads
-from mech.interventions.persistent import STANDING_NOTHING, Span, Standing
+from mech.interventions.persistent import STANDING_NOTHING, PersistentIntervention, Span
 from mech.models.model import Model
 from mech.patching.patch import all_heads
 from tests.mech_cases import (
@@ -42,21 +42,21 @@ PROMPT = (*LEFT, 30, 31, 32, 33, 34, *LEFT[:10], 30, 31, 32)
 SPANS: tuple[Span, ...] = ((len(STEM), len(STEM) + 6), (len(LEFT) + 2, len(LEFT) + 5))
 
 
-def standings(model: Model) -> dict[str, Standing]:
+def standings(model: Model) -> dict[str, PersistentIntervention]:
     """Every kind of standing intervention."""
     return _standings(noise(model, model.n_layers, model.n_heads, model.d_head, seed=3), all_heads(model))
 
 
-def _standings(mean: torch.Tensor, everyone: HeadSet) -> dict[str, Standing]:
+def _standings(mean: torch.Tensor, everyone: HeadSet) -> dict[str, PersistentIntervention]:
     return {
         "nothing": STANDING_NOTHING,
-        "mean everywhere": Standing(replace_heads(HEADS, mean, "all")),
-        "zero everywhere": Standing(scale_heads(HEADS, 0.0, "all")),
-        "scaled at the candidate": Standing(scale_heads(HEADS, 0.3, "candidate")),
-        "mean at the candidate": Standing(replace_heads(HEADS, mean, "candidate")),
-        "hidden from some": Standing(hidden=HEADS),
-        "hidden from all": Standing(hidden=everyone),
-        "all at once": Standing(
+        "mean everywhere": PersistentIntervention(replace_heads(HEADS, mean, "all")),
+        "zero everywhere": PersistentIntervention(scale_heads(HEADS, 0.0, "all")),
+        "scaled at the candidate": PersistentIntervention(scale_heads(HEADS, 0.3, "candidate")),
+        "mean at the candidate": PersistentIntervention(replace_heads(HEADS, mean, "candidate")),
+        "hidden from some": PersistentIntervention(hidden=HEADS),
+        "hidden from all": PersistentIntervention(hidden=everyone),
+        "all at once": PersistentIntervention(
             scale_heads(HEADS, 0.4, "all") + scale_heads(HEADS, 0.4, "candidate"), HeadSet([Head(1, 2)])
         ),
     }
@@ -65,8 +65,10 @@ def _standings(mean: torch.Tensor, everyone: HeadSet) -> dict[str, Standing]:
 KINDS = tuple(_standings(torch.zeros(3, 4, 1), HEADS))
 
 
-def chain(model: Model, standing: Standing, trunk: tuple[int, ...] = ()) -> Chain:
-    return Chain(model, Engine(model).trunk(trunk, standing.edits), standing)
+def kv_sequence(
+    model: Model, persistent: PersistentIntervention, prefix_cache: tuple[int, ...] = ()
+) -> KVSequence:
+    return KVSequence(model, Engine(model).prefix_cache(prefix_cache, persistent.edits), persistent)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,11 +87,11 @@ def test_so_it_does_in_the_precision_of_use(family: str, kind: str, tiny_folder:
 
 def _require_equal(model: Model, kind: str, tolerance: float) -> None:
     """The same turn by full forwards, by one token a forward, and by guesses that are verified."""
-    standing = standings(model)[kind]
-    slow = decode_uncached(model, PROMPT, Decoding(N_NEW), standing, spans=SPANS)
+    persistent = standings(model)[kind]
+    slow = decode_uncached(model, PROMPT, Decoding(N_NEW), persistent, spans=SPANS)
     for draft in (0, 8):
         how = Decoding(N_NEW, draft=draft)
-        fast = decode(chain(model, standing, STEM[:5]), PROMPT, how, spans=SPANS)
+        fast = decode(kv_sequence(model, persistent, STEM[:5]), PROMPT, how, spans=SPANS)
         assert (fast.tokens, fast.text, fast.stop, fast.end) == (slow.tokens, slow.text, slow.stop, slow.end)
         np.testing.assert_allclose(fast.logprobs, slow.logprobs, rtol=0, atol=tolerance)
         first = [[value for _, value in turn.first] for turn in (fast, slow)]
@@ -110,11 +112,11 @@ def test_each_standing_intervention_moves_the_first_token_s_logits(
 def test_it_holds_at_every_generated_token_and_not_at_the_first_alone(tiny_folder: FolderFactory) -> None:
     """Trap 12: after the prompt a hook sees one token at a time."""
     model = tiny_model(tiny_folder, "llama")
-    standing = standings(model)["scaled at the candidate"]
-    turn = decode(chain(model, standing), PROMPT, Decoding(N_NEW, draft=0), spans=SPANS)
+    persistent = standings(model)["scaled at the candidate"]
+    turn = decode(kv_sequence(model, persistent), PROMPT, Decoding(N_NEW, draft=0), spans=SPANS)
     assert turn.tokens
     # The same tokens, teacher-forced without the intervention: later log-probabilities differ too.
-    source = Chain(model, Trunk((), "clean"))
+    source = KVSequence(model, PrefixCache((), "clean"))
     with source.hooks():
         source.rewind(PROMPT)
         logits = source.push([PROMPT[-1], *turn.tokens[:-1]])
@@ -130,9 +132,9 @@ def test_a_chain_that_went_through_other_prompts_writes_the_same(
 ) -> None:
     """A longer transcript, a shorter one, one that differs early, and one whose hidden spans grew."""
     model = tiny_model(tiny_folder, family)
-    standing = standings(model)[kind]
+    persistent = standings(model)[kind]
     how = Decoding(4)
-    kept = chain(model, standing)
+    kept = kv_sequence(model, persistent)
     first = decode(kept, PROMPT, how, spans=SPANS[:1])
     longer = (*PROMPT, *first.tokens, 21, 22, *STEM[:4], 9)
     record = (len(PROMPT), len(PROMPT) + len(first.tokens))
@@ -145,14 +147,14 @@ def test_a_chain_that_went_through_other_prompts_writes_the_same(
         (PROMPT, SPANS),
     ):
         again = decode(kept, prompt, how, spans=spans)
-        slow = decode_uncached(model, prompt, how, standing, spans=spans)
+        slow = decode_uncached(model, prompt, how, persistent, spans=spans)
         assert again.tokens == slow.tokens
         np.testing.assert_allclose(again.logprobs, slow.logprobs, rtol=0, atol=FP64 * 10)
 
 
 def test_only_new_tokens_are_run(tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, "llama")
-    kept = chain(model, STANDING_NOTHING, STEM)
+    kept = kv_sequence(model, STANDING_NOTHING, STEM)
     turn = decode(kept, PROMPT, Decoding(4, draft=0))
     with kept.hooks():
         assert kept.rewind((*PROMPT, *turn.tokens, 5)) >= len(PROMPT) + len(turn.tokens) - 1
@@ -161,7 +163,7 @@ def test_only_new_tokens_are_run(tiny_folder: FolderFactory) -> None:
 
 def test_tokens_edited_as_candidates_are_run_again_as_part_of_a_prompt(tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, "llama")
-    kept = chain(model, standings(model)["mean at the candidate"])
+    kept = kv_sequence(model, standings(model)["mean at the candidate"])
     turn = decode(kept, PROMPT, Decoding(4))
     with kept.hooks():
         assert kept.rewind((*PROMPT, *turn.tokens, 5)) == len(PROMPT) - 1
@@ -171,13 +173,18 @@ def test_sampling_is_the_same_with_and_without_a_cache_and_guesses(tiny_folder: 
     model = tiny_model(tiny_folder, "llama")
     turns = [
         decode(
-            chain(model, STANDING_NOTHING), PROMPT, Decoding(10, 1.3, draft=d), rng=np.random.default_rng(5)
+            kv_sequence(model, STANDING_NOTHING),
+            PROMPT,
+            Decoding(10, 1.3, draft=d),
+            rng=np.random.default_rng(5),
         )
         for d in (0, 8)
     ]
     turns.append(decode_uncached(model, PROMPT, Decoding(10, 1.3), rng=np.random.default_rng(5)))
     assert len({turn.tokens for turn in turns}) == 1
-    other = decode(chain(model, STANDING_NOTHING), PROMPT, Decoding(10, 1.3), rng=np.random.default_rng(6))
+    other = decode(
+        kv_sequence(model, STANDING_NOTHING), PROMPT, Decoding(10, 1.3), rng=np.random.default_rng(6)
+    )
     assert other.tokens != turns[0].tokens
 
 
@@ -196,7 +203,7 @@ def test_greedy_tokens_are_those_of_transformers(
         eos_token_id=[4],
         pad_token_id=2,
     )[0, len(PROMPT) :].tolist()
-    turn = decode(chain(model, STANDING_NOTHING), PROMPT, Decoding(20))
+    turn = decode(kv_sequence(model, STANDING_NOTHING), PROMPT, Decoding(20))
     assert list(turn.tokens) == written[: len(turn.tokens)] and len(turn.tokens) > 3
 
 
@@ -237,7 +244,7 @@ def test_every_ending_has_its_name(tiny_folder: FolderFactory) -> None:
 def test_hooks_are_gone_after_a_turn_and_after_an_error(tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, "llama")
     before = n_torch_hooks(model)
-    kept = chain(model, standings(model)["all at once"])
+    kept = kv_sequence(model, standings(model)["all at once"])
     decode(kept, PROMPT, Decoding(3), spans=SPANS)
     assert n_torch_hooks(model) == before
 
@@ -249,16 +256,18 @@ def test_hooks_are_gone_after_a_turn_and_after_an_error(tiny_folder: FolderFacto
     assert n_torch_hooks(model) == before
     # What the error left behind is still right.
     again = decode(kept, PROMPT, Decoding(3), spans=SPANS)
-    assert again.tokens == decode_uncached(model, PROMPT, Decoding(3), kept.standing, spans=SPANS).tokens
+    assert again.tokens == decode_uncached(model, PROMPT, Decoding(3), kept.persistent, spans=SPANS).tokens
 
 
 def test_a_hook_that_is_not_reached_is_an_error(
     tiny_folder: FolderFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model(tiny_folder, "llama")
-    standing = Standing(scale_heads(HEADS, 0.0, "all"))
-    monkeypatch.setattr(Standing, "hook_names", lambda self, model: ("blocks.0.attn.hook_q", "hook_embed"))
-    kept = chain(model, standing)
+    persistent = PersistentIntervention(scale_heads(HEADS, 0.0, "all"))
+    monkeypatch.setattr(
+        PersistentIntervention, "hook_names", lambda self, model: ("blocks.0.attn.hook_q", "hook_embed")
+    )
+    kept = kv_sequence(model, persistent)
     with pytest.raises(HookMissed):
         with kept.hooks():
             kept.rewind(PROMPT)
@@ -267,14 +276,14 @@ def test_a_hook_that_is_not_reached_is_an_error(
 
 def test_a_trunk_of_another_intervention_is_refused(tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, "llama")
-    clean = Engine(model).trunk(STEM)
+    clean = Engine(model).prefix_cache(STEM)
     with pytest.raises(ValueError, match="another intervention"):
-        Chain(model, clean, standings(model)["zero everywhere"])
+        KVSequence(model, clean, standings(model)["zero everywhere"])
 
 
 @pytest.mark.parametrize("spans", [((3, 3),), ((5, 9), (7, 12)), ((9, 12), (3, 5)), ((2, 400),), ((-1, 4),)])
 def test_spans_that_are_none_are_refused(spans: tuple[Span, ...], tiny_folder: FolderFactory) -> None:
-    kept = chain(tiny_model(tiny_folder, "llama"), STANDING_NOTHING)
+    kept = kv_sequence(tiny_model(tiny_folder, "llama"), STANDING_NOTHING)
     with pytest.raises(InputError, match="span"), kept.hooks():
         kept.rewind(PROMPT, spans)
 
@@ -283,18 +292,18 @@ def test_what_cannot_stand_is_refused(tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, "llama")
     rows = noise(model, model.n_layers, 4, model.n_heads, model.d_head)
     with pytest.raises(InputError, match="another token in each prompt"):
-        Standing(cut_edges(HEADS, [3], (5, 6)))
+        PersistentIntervention(cut_edges(HEADS, [3], (5, 6)))
     with pytest.raises(InputError, match="another token in each prompt"):
-        Standing(scale_heads(HEADS, 0.0, (4, 5)))
+        PersistentIntervention(scale_heads(HEADS, 0.0, (4, 5)))
     with pytest.raises(InputError, match="one value for all positions"):
-        Standing(replace_heads(HEADS, rows, "candidate"))
+        PersistentIntervention(replace_heads(HEADS, rows, "candidate"))
     with pytest.raises(InputError, match="L9H0 does not exist"):
-        Chain(model, Trunk((), "clean"), Standing(hidden=HeadSet([Head(9, 0)])))
+        KVSequence(model, PrefixCache((), "clean"), PersistentIntervention(hidden=HeadSet([Head(9, 0)])))
     with pytest.raises(InputError, match="L0H9 does not exist"):
-        Chain(
+        KVSequence(
             model,
-            Trunk((), NOTHING.fingerprint),
-            Standing(scale_heads(HeadSet([Head(0, 9)]), 0.0, "candidate")),
+            PrefixCache((), NOTHING.fingerprint),
+            PersistentIntervention(scale_heads(HeadSet([Head(0, 9)]), 0.0, "candidate")),
         )
 
 
@@ -302,25 +311,25 @@ def test_learned_positions_run_out_in_one_sentence(tiny_folder: FolderFactory) -
     model = tiny_model(tiny_folder, "gpt2")
     for draft in (0, 8):
         with pytest.raises(InputError, match="knows 2048 positions"):
-            decode(chain(model, STANDING_NOTHING), (5, 6) * 1024, Decoding(4, draft=draft))
+            decode(kv_sequence(model, STANDING_NOTHING), (5, 6) * 1024, Decoding(4, draft=draft))
 
 
 def test_guesses_need_no_room_that_the_turn_does_not(tiny_folder: FolderFactory) -> None:
     """A turn whose last token just fits is written with guesses as without."""
     model = tiny_model(tiny_folder, "gpt2")
     prompt = (*range(20, 64), *(5, 6, 7) * 666, 20, 21, 22)  # whose guess would be 23, 24, … 30
-    turns = [decode(chain(model, STANDING_NOTHING), prompt, Decoding(4, draft=d)) for d in (0, 8)]
+    turns = [decode(kv_sequence(model, STANDING_NOTHING), prompt, Decoding(4, draft=d)) for d in (0, 8)]
     assert len(prompt) + 4 - 1 == 2048 and turns[0].tokens == turns[1].tokens and len(turns[0].tokens) == 4
 
 
 def test_hiding_the_record_from_all_heads_is_no_longer_seeing_it(tiny_folder: FolderFactory) -> None:
     """From every position behind the span no head of any layer reads it: what its tokens are no longer matters."""
     model = tiny_model(tiny_folder, "llama")
-    standing = Standing(hidden=all_heads(model))
+    persistent = PersistentIntervention(hidden=all_heads(model))
     span = (len(STEM), len(STEM) + 6)
     other = (*PROMPT[: span[0]], *range(120, 126), *PROMPT[span[1] :])
-    one, two = (decode(chain(model, standing), p, Decoding(8), spans=[span]) for p in (PROMPT, other))
-    seen = decode(chain(model, STANDING_NOTHING), other, Decoding(8))
+    one, two = (decode(kv_sequence(model, persistent), p, Decoding(8), spans=[span]) for p in (PROMPT, other))
+    seen = decode(kv_sequence(model, STANDING_NOTHING), other, Decoding(8))
     assert one.tokens == two.tokens and one.logprobs == pytest.approx(two.logprobs, abs=FP64 * 10)
     assert seen.logprobs != pytest.approx(one.logprobs, abs=1e-3)
 
@@ -343,19 +352,19 @@ def test_the_real_model_writes_the_same_with_and_without_a_cache(smollm2: Model)
     start = prompt_ids(smollm2, messages[:1])
     span = (len(start), len(start) + 8)
     found = {}
-    for name, standing in {
+    for name, persistent in {
         "clean": STANDING_NOTHING,
-        "scaled": Standing(scale_heads(heads, 0.5, "all")),
-        "zero": Standing(scale_heads(heads, 0.0, "candidate")),
-        "hidden": Standing(hidden=heads),
+        "scaled": PersistentIntervention(scale_heads(heads, 0.5, "all")),
+        "zero": PersistentIntervention(scale_heads(heads, 0.0, "candidate")),
+        "hidden": PersistentIntervention(hidden=heads),
     }.items():
         fast = decode(
-            Chain(smollm2, Engine(smollm2).trunk(prompt[:20], standing.edits), standing),
+            KVSequence(smollm2, Engine(smollm2).prefix_cache(prompt[:20], persistent.edits), persistent),
             prompt,
             Decoding(8),
             spans=[span],
         )
-        slow = decode_uncached(smollm2, prompt, Decoding(8), standing, spans=[span])
+        slow = decode_uncached(smollm2, prompt, Decoding(8), persistent, spans=[span])
         assert fast.tokens == slow.tokens and fast.text == slow.text
         np.testing.assert_allclose(fast.logprobs, slow.logprobs, rtol=0, atol=NATS)
         found[name] = fast.logprobs
@@ -370,9 +379,9 @@ def test_conversations_drawn_at_random_are_written_as_by_full_forwards(
     model = tiny_model(tiny_folder, family)
     draw = random.Random(f"conversations of {family}")
     for seed in range(2):
-        standing = _drawn_standing(model, draw, seed)
+        persistent = _drawn_standing(model, draw, seed)
         spoken = draw.choices(range(20, 200), k=draw.randint(3, 12))
-        kept = chain(model, standing, tuple(spoken[:2]))
+        kept = kv_sequence(model, persistent, tuple(spoken[:2]))
         shortest, spans = len(spoken) + 1, list[Span]()
         for turn in range(4):
             spoken += draw.choices(range(20, 60), k=draw.randint(1, 9))
@@ -383,7 +392,7 @@ def test_conversations_drawn_at_random_are_written_as_by_full_forwards(
             how = Decoding(draw.randint(1, 7), draw.choice([0.0, 1.1]), draft=draw.choice([0, 3, 8]))
             fast, slow = (
                 write(tuple(spoken), how, bans=bans, spans=spans, rng=np.random.default_rng(turn))
-                for write in (partial(decode, kept), partial(decode_uncached, model, standing=standing))
+                for write in (partial(decode, kept), partial(decode_uncached, model, persistent=persistent))
             )
             assert (fast.tokens, fast.text, fast.stop) == (slow.tokens, slow.text, slow.stop)
             assert fast.events == slow.events
@@ -394,7 +403,7 @@ def test_conversations_drawn_at_random_are_written_as_by_full_forwards(
                 spans.append((start, len(spoken)))
 
 
-def _drawn_standing(model: Model, draw: random.Random, seed: int) -> Standing:
+def _drawn_standing(model: Model, draw: random.Random, seed: int) -> PersistentIntervention:
     heads = list(all_heads(model))
     edited, hidden = (
         HeadSet(draw.sample(heads, 3)),
@@ -402,6 +411,6 @@ def _drawn_standing(model: Model, draw: random.Random, seed: int) -> Standing:
     )
     where = draw.choice(["all", "candidate"])
     mean = noise(model, model.n_layers, model.n_heads, model.d_head, seed=seed)
-    return Standing(
+    return PersistentIntervention(
         replace_heads(edited, mean, where) if draw.random() < 0.5 else scale_heads(edited, 0.5, where), hidden
     )

@@ -31,7 +31,7 @@ from mech.patching.frozen_norm import (
     attention_norm,
     attention_writes,
     final_norm,
-    head_writes,
+    head_outputs,
     require_additive,
 )
 from mech.patching.layers import final_resid
@@ -67,7 +67,7 @@ def all_changes(model: Model, recipient: Run, donor: Run) -> Tensor:
     own, theirs = (stacked(run, model, "attn.hook_z") for run in (recipient, donor))
     total = by_layer(donor, model, "hook_resid_pre")[0] - by_layer(recipient, model, "hook_resid_pre")[0]
     for layer in range(model.n_layers):
-        total = total + head_writes(model, layer, range(model.n_heads), own[layer], theirs[layer]).sum(0)
+        total = total + head_outputs(model, layer, range(model.n_heads), own[layer], theirs[layer]).sum(0)
     for one, other in zip(*(by_layer(run, model, "hook_mlp_out") for run in (donor, recipient)), strict=True):
         total = total + one - other
     return total
@@ -81,9 +81,9 @@ def test_the_fast_path_equals_a_hooked_forward_that_freezes_all_the_rest(
     engine, slow = Engine(model), Engine(model, slow=True)
     recipient, donor = pair(engine, shared=len(STEM) if family == "llama" else 0)
     heads = HeadSet([Head(0, 3), Head(1, 0), Head(model.n_layers - 1, 2)])
-    before = engine.meter.ran
+    before = engine.forwards.ran
     fast = direct_effects(engine, recipient, donor)
-    assert engine.meter.ran == before, "no block is run"
+    assert engine.forwards.ran == before, "no block is run"
     assert list(fast) == list(all_heads(model))
     hooks = n_torch_hooks(model)
     for one, other in (
@@ -96,7 +96,7 @@ def test_the_fast_path_equals_a_hooked_forward_that_freezes_all_the_rest(
     # In a parallel block the first MLP reads the embedding only: nothing changes, but for rounding on some processors,
     # and what does not change at all is not run.
     parts = len(heads) + model.n_layers
-    assert slow.meter.ran in ((parts - 1, parts) if family == "gpt_neox" else (parts,))
+    assert slow.forwards.ran in ((parts - 1, parts) if family == "gpt_neox" else (parts,))
     assert n_torch_hooks(model) == hooks
 
 
@@ -164,7 +164,7 @@ def test_a_patch_that_changes_nothing_is_exactly_zero(
     parts: list[Parts] = list(head_parts(engine, recipient, recipient).values())
     assert {(one.total, one.direct, one.indirect) for one in parts} == {(0.0, 0.0, 0.0)}
     z = stacked(recipient, model, "attn.hook_z")
-    assert float(head_writes(model, 0, [0, 1], z[0], z[0]).abs().max()) == 0.0
+    assert float(head_outputs(model, 0, [0, 1], z[0], z[0]).abs().max()) == 0.0
     assert max(map(abs, direct_effects(engine, recipient, donor, HEADS).values())) > 1e-3
 
 
@@ -224,7 +224,7 @@ def test_in_the_last_layer_a_heads_indirect_effect_is_the_norms_and_the_mlps(
             assert part.total == pytest.approx(part.direct + part.indirect)
         last = model.n_layers - 1
         own, theirs = (stacked(run, model, "attn.hook_z") for run in (recipient, donor))
-        [delta] = head_writes(model, last, [1], own[last], theirs[last])
+        [delta] = head_outputs(model, last, [1], own[last], theirs[last])
         if (
             family == "gpt_neox"
         ):  # parallel block: nothing reads the last heads but the final norm, here let live

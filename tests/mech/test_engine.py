@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mech.engine.capture import everything_names
-from mech.engine.engine import Engine, Meter, Run
+from mech.engine.engine import Engine, ForwardCounter, Run
 from mech.engine.queries import Query
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
@@ -142,9 +142,14 @@ def test_a_run_scores_what_the_engine_scores(family: str, tiny_folder: FolderFac
         runs = [engine.run(query, shared=shared) for shared in (0, len(LEFT) - 1)]
         assert_scores([run.score for run in runs], Engine(model, slow=True).score([query]) * 2, FP64)
         for run in runs:
-            whole = engine.trunk(LEFT[:-1], kind)
-            assert (run.trunk.tokens, run.trunk.fingerprint) == (whole.tokens, whole.fingerprint)
-            for one, other in zip(run.trunk.keys + run.trunk.values, whole.keys + whole.values, strict=True):
+            whole = engine.prefix_cache(LEFT[:-1], kind)
+            assert (run.prefix_cache.tokens, run.prefix_cache.fingerprint) == (
+                whole.tokens,
+                whole.fingerprint,
+            )
+            for one, other in zip(
+                run.prefix_cache.keys + run.prefix_cache.values, whole.keys + whole.values, strict=True
+            ):
                 torch.testing.assert_close(one, other, rtol=0, atol=FP64)
 
 
@@ -196,9 +201,14 @@ def assert_same_run(one: Run, other: Run) -> None:
         for name, tensor in cache.items():
             assert torch.equal(tensor, other.at[label][name]), (label, name)
             assert tensor.dtype == other.at[label][name].dtype
-    assert (one.trunk.tokens, one.trunk.fingerprint) == (other.trunk.tokens, other.trunk.fingerprint)
+    assert (one.prefix_cache.tokens, one.prefix_cache.fingerprint) == (
+        other.prefix_cache.tokens,
+        other.prefix_cache.fingerprint,
+    )
     for ours, theirs in zip(
-        one.trunk.keys + one.trunk.values, other.trunk.keys + other.trunk.values, strict=True
+        one.prefix_cache.keys + one.prefix_cache.values,
+        other.prefix_cache.keys + other.prefix_cache.values,
+        strict=True,
     ):
         assert torch.equal(ours, theirs)
 
@@ -213,8 +223,8 @@ def test_a_kept_run_is_the_run_and_costs_no_forward(
     runs = [kept_run(engine, shared=shared) for engine in (Engine(model), first, second)]
     assert_same_run(runs[0], runs[1])
     assert_same_run(runs[0], runs[2])
-    assert second.meter == Meter(ran=0, saved=first.meter.ran)
-    assert first.meter == Meter(ran=1 + bool(shared), saved=0)
+    assert second.forwards == ForwardCounter(ran=0, saved=first.forwards.ran)
+    assert first.forwards == ForwardCounter(ran=1 + bool(shared), saved=0)
 
 
 @pytest.mark.parametrize("slow", [False, True])
@@ -225,9 +235,9 @@ def test_kept_scores_are_the_scores_and_cost_no_forward(
     queries = [QUERY, Query(RIGHT, (5,)), Query(LEFT, ACTION, ABLATED)]
     first, second = Engine(model, tmp_path, slow), Engine(model, tmp_path, slow)
     scores = first.score(queries)
-    assert first.meter.saved == 0 < first.meter.ran
+    assert first.forwards.saved == 0 < first.forwards.ran
     assert_bits(second.score(queries), scores)
-    assert second.meter == Meter(ran=0, saved=first.meter.ran)
+    assert second.forwards == ForwardCounter(ran=0, saved=first.forwards.ran)
     assert_bits(scores, Engine(model, slow=slow).score(queries))
 
 
@@ -238,7 +248,7 @@ def test_a_prompt_of_one_or_two_tokens_can_be_kept(tiny_folder: FolderFactory, t
         for query, shared in ((Query((9,), (5,)), 0), (Query((8, 9), (5,)), 0), (Query((8, 9), (5,)), 1)):
             first, second = Engine(model, tmp_path), Engine(model, tmp_path)
             assert_same_run(first.run(query, [Z0], shared), second.run(query, [Z0], shared))
-            assert second.meter.ran == 0 < first.meter.ran
+            assert second.forwards.ran == 0 < first.forwards.ran
 
 
 def test_another_question_is_not_answered_from_the_cache(tiny_folder: FolderFactory, tmp_path: Path) -> None:
@@ -254,14 +264,14 @@ def test_another_question_is_not_answered_from_the_cache(tiny_folder: FolderFact
     for query in others:
         engine = Engine(model, tmp_path)
         run = engine.run(query, [Z0, PATTERN1], at={"record": [25, 30], "nothing": []})
-        assert engine.meter == Meter(ran=1, saved=0)
+        assert engine.forwards == ForwardCounter(ran=1, saved=0)
         assert_bits([run.score], [Engine(model).run(query).score])
         scoring = Engine(model, tmp_path)
         assert_bits(scoring.score([query]), Engine(model).score([query]))
-        assert scoring.meter.ran > 0
+        assert scoring.forwards.ran > 0
     engine = Engine(model, tmp_path)
     moved = engine.run(QUERY, [Z0], at={"record": [24, 30], "nothing": []})
-    assert engine.meter.ran == 1 and not torch.equal(
+    assert engine.forwards.ran == 1 and not torch.equal(
         moved.at["record"][Z0][0], kept_run(engine).at["record"][Z0][0]
     )
 
@@ -273,13 +283,13 @@ def test_a_further_name_is_run_once_and_what_was_kept_stays(
     kept_run(Engine(model, tmp_path), [Z0])
     second = Engine(model, tmp_path)
     both = kept_run(second, [Z0, Z1])
-    assert second.meter == Meter(ran=1, saved=0)
+    assert second.forwards == ForwardCounter(ran=1, saved=0)
     assert_same_run(both, kept_run(Engine(model), [Z0, Z1]))
     third = Engine(model, tmp_path)
     assert set(kept_run(third, [Z0]).cache) == {Z0}, "a run has the names it was asked for"
     assert_same_run(kept_run(third, [Z0, Z1]), both)
     assert_same_run(kept_run(third, []), kept_run(Engine(model), []))
-    assert third.meter == Meter(ran=0, saved=3)
+    assert third.forwards == ForwardCounter(ran=0, saved=3)
 
 
 def test_another_model_or_precision_finds_nothing(tiny_folder: FolderFactory, tmp_path: Path) -> None:
@@ -287,7 +297,7 @@ def test_another_model_or_precision_finds_nothing(tiny_folder: FolderFactory, tm
     for family, dtype in (("llama", "float32"), ("qwen2", "float64")):
         engine = Engine(tiny_model(tiny_folder, family, dtype), tmp_path)
         assert_same_run(kept_run(engine), kept_run(Engine(engine.model)))
-        assert engine.meter == Meter(ran=1, saved=0)
+        assert engine.forwards == ForwardCounter(ran=1, saved=0)
 
 
 @pytest.mark.parametrize("field", ["model_sha256", "query", "dtype", "torch", "format", "kind"])
@@ -306,25 +316,25 @@ def test_an_entry_that_says_it_is_of_something_else_is_refused_by_name(
     save_file(tensors, path, header)
     fresh = Engine(engine.model, tmp_path)
     kept_run(fresh)
-    assert fresh.meter == Meter(ran=0, saved=1)
+    assert fresh.forwards == ForwardCounter(ran=0, saved=1)
 
 
 @pytest.mark.parametrize(("kept_bytes", "n_kept", "n_again"), [(0, 4, 5), (10**9, 5, 0)])
 def test_trunks_in_memory_are_few_and_right(
     kept_bytes: int, n_kept: int, n_again: int, tiny_folder: FolderFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four, or as many as fit: then no trunk is run twice."""
+    """Four, or as many as fit: then no prefix cache is run twice."""
     monkeypatch.setattr("mech.engine.engine.KEPT_BYTES", kept_bytes)
     engine = Engine(tiny_model(tiny_folder, "llama"))
     kinds = [NOTHING, *(scale_heads(HEADS, alpha, "all") for alpha in (0.0, 0.2, 0.4, 0.6))]
     queries = [Query(LEFT, ACTION, kind) for kind in kinds]
     scores = [engine.score([query], len(STEM)) for query in queries]
     assert len(engine._trunks) == n_kept
-    before = engine.meter.ran
+    before = engine.forwards.ran
     again = [engine.score([query], len(STEM)) for query in queries]
     for one, other in zip(scores, again, strict=True):
         assert_bits(one, other)
-    assert engine.meter.ran - before == len(kinds) + n_again
+    assert engine.forwards.ran - before == len(kinds) + n_again
     assert len({score[0].total for score in scores}) == len(kinds)
 
 
@@ -332,4 +342,4 @@ def test_no_queries_have_no_scores(tiny_folder: FolderFactory, tmp_path: Path) -
     engine = Engine(tiny_model(tiny_folder, "llama"), tmp_path)
     for _ in ("answered", "read back"):
         assert engine.score([]) == []
-    assert engine.meter.ran == 0
+    assert engine.forwards.ran == 0

@@ -17,7 +17,7 @@ from mech.engine.queries import Query
 from mech.engine.trie import Trie
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
-from mech.interventions.hooks import HookMissed, Placement, edit_hooks, hooked
+from mech.interventions.hooks import EditLocation, HookMissed, edit_hooks, hooked
 from mech.interventions.intervention import Edit, Intervention
 from mech.models.model import Model
 from mech.patching.patch import patch_heads, patch_sets, sweep_names
@@ -152,7 +152,7 @@ def test_a_users_own_hooks_act_and_stay(model: Model) -> None:
     try:
         Engine(model).score([Query(LEFT, ACTION, Intervention((Edit("z", 0, 0, "candidate"),)))])
         reference.score(model, [QUERY])
-        assert len(fired) == 3  # trunk, row, full forward
+        assert len(fired) == 3  # prefix cache, row, full forward
         with pytest.raises(KeyError):
             with hooked(model, [(Z0, unchanged)]):
                 raise KeyError
@@ -170,8 +170,8 @@ def test_training_mode_is_refused_by_every_way_in(model: Model) -> None:
         "score": lambda: Engine(model).score([QUERY]),
         "score slowly": lambda: Engine(model, slow=True).score([QUERY]),
         "run": lambda: Engine(model).run(QUERY, [Z0]),
-        "trunk": lambda: Engine(model).trunk(LEFT),
-        "row": lambda: packed.run_row(model, Trie(0), donor.trunk),
+        "prefix cache": lambda: Engine(model).prefix_cache(LEFT),
+        "row": lambda: packed.run_row(model, Trie(0), donor.prefix_cache),
         "reference": lambda: reference.full_forward(model, QUERY),
         "sweep": lambda: patch_heads(engine, recipient, donor),
         "sweep slowly": lambda: patch_heads(Engine(model, slow=True), recipient, donor),
@@ -188,7 +188,7 @@ def test_training_mode_is_refused_by_every_way_in(model: Model) -> None:
 
 
 def test_edits_meet_one_sequence_of_flat_activations_only(model: Model) -> None:
-    [(name, function)] = edit_hooks(model, [Placement(Edit("z", 0, 0, "all"), None)])
+    [(name, function)] = edit_hooks(model, [EditLocation(Edit("z", 0, 0, "all"), None)])
     width = model.n_heads * model.d_head
     for shape in ((2, 5, width), (1, 5, model.n_heads, model.d_head), (5, width)):
         with pytest.raises(HookMissed, match=r"where \[1, pos, width\] is expected"):
@@ -200,11 +200,11 @@ def test_edits_meet_one_sequence_of_flat_activations_only(model: Model) -> None:
 
 def test_an_edit_changes_its_rows_and_its_head_and_writes_into_no_activation(model: Model) -> None:
     value = torch.tensor([[1.0] * model.d_head, [2.0] * model.d_head])
-    placements = [
-        Placement(Edit("z", 0, 2, "candidate", value), torch.tensor([3, 1])),
-        Placement(Edit("z", 0, 3, "all", None, 0.5), None),
+    locations = [
+        EditLocation(Edit("z", 0, 2, "candidate", value), torch.tensor([3, 1])),
+        EditLocation(Edit("z", 0, 3, "all", None, 0.5), None),
     ]
-    [(_, function)] = edit_hooks(model, placements)
+    [(_, function)] = edit_hooks(model, locations)
     before = torch.arange(1.0, 1 + 4 * model.n_heads * model.d_head, dtype=torch.float64).reshape(1, 4, -1)
     kept = before.clone()
     after = function(before, SimpleNamespace(name=Z0))
@@ -224,7 +224,7 @@ def test_edits_of_several_sites_are_one_hook_each(model: Model) -> None:
         Edit("z", 1, 0, "all"),
         Edit("mlp_out", 0, None, "all"),
     ]
-    hooks = edit_hooks(model, [Placement(edit, None) for edit in edits])
+    hooks = edit_hooks(model, [EditLocation(edit, None) for edit in edits])
     assert [name for name, _ in hooks] == [Z0, "blocks.1.attn.hook_z", "blocks.0.hook_mlp_out"]
 
 
@@ -236,9 +236,9 @@ def test_heads_that_do_not_exist_and_values_that_do_not_fit_are_refused(model: M
         (Edit("mlp_out", 0, None, "all", wide[:1]), "must be 32 wide, this one is 1"),
     ):
         with pytest.raises(InputError, match=words):
-            edit_hooks(model, [Placement(edit, None)])
+            edit_hooks(model, [EditLocation(edit, None)])
     for head in HeadSet([Head(0, 0), Head(0, model.n_heads - 1)]):
-        assert edit_hooks(model, [Placement(Edit("z", 0, head.head, "all"), None)])
+        assert edit_hooks(model, [EditLocation(Edit("z", 0, head.head, "all"), None)])
 
 
 def test_an_activation_of_unknown_axes_cannot_be_kept(model: Model) -> None:

@@ -160,7 +160,7 @@ def test_edges_are_cut_by_layer_and_none_is_nothing() -> None:
 @pytest.mark.parametrize(
     ("sources", "where", "words"),
     [
-        ((3,), "all", "at the candidate positions or at positions given by number"),
+        ((3,), "all", "at the action positions or at positions given by number"),
         ((3, 3), "candidate", "source positions .* ascending"),
         ((-2,), "candidate", "from 0"),
         ((3,), (), "at least one"),
@@ -200,6 +200,6 @@ def test_a_shared_prefix_ends_before_the_first_position_that_is_edited() -> None
 def test_values_by_position_must_be_as_many_as_the_action_has_tokens() -> None:
     """One row would broadcast over all positions in silence."""
     for rows in (1, 2, 4):
-        with pytest.raises(InputError, match="candidate positions"):
+        with pytest.raises(InputError, match="action positions"):
             Query((1, 2), (3, 4, 5), Intervention((replace(Z_EDIT, value=torch.zeros(rows, 4)),)))
     Query((1, 2), (3, 4, 5), Intervention((replace(Z_EDIT, value=torch.zeros(3, 4)),)))

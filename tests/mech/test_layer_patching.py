@@ -48,9 +48,9 @@ def test_a_layer_sweep_equals_a_hooked_forward_per_layer(
     model = tiny_model(tiny_folder, family, dtype)
     engine = Engine(model)
     recipient, donor = pair(engine, shared=len(STEM) if family == "llama" else 0)
-    before, hooks = engine.meter.ran, n_torch_hooks(model)
+    before, hooks = engine.forwards.ran, n_torch_hooks(model)
     fast = patch_layers(engine, recipient, donor, site)
-    assert engine.meter.ran == before + 1, "all layers share one row"
+    assert engine.forwards.ran == before + 1, "all layers share one row"
     slow = patch_layers(Engine(model, slow=True), recipient, donor, site)
     assert list(fast) == list(slow) == list(range(model.n_layers + (site == "resid_pre")))
     assert_scores(list(fast.values()), list(slow.values()), TOLERANCE[dtype])
@@ -86,7 +86,7 @@ def test_a_patch_that_changes_nothing_is_exactly_zero_and_needs_no_run(
         for site in KINDS:
             scores = patch_layers(engine, recipient, recipient, site)
             assert_bits(list(scores.values()), [recipient.score] * len(scores))
-        assert engine.meter.ran == 0
+        assert engine.forwards.ran == 0
     for site, kind in KINDS.items():  # without that short cut
         own = by_layer(recipient, model, kind)
         edits = [Edit(site, layer, None, "candidate", value) for layer, value in enumerate(own)]
@@ -111,7 +111,7 @@ def test_a_sweep_takes_edits_of_any_site_in_any_order(
         monkeypatch.setattr(changes, "SWEEP_NODES", nodes)
         assert_scores(sweep(engine, recipient, edits), slow, FP64)
     assert sweep(engine, recipient, []) == []
-    with pytest.raises(InputError, match="candidate positions only"):
+    with pytest.raises(InputError, match="action positions only"):
         sweep(engine, recipient, [Edit("z", 1, 3, "all", None, 0.0)])
     with pytest.raises(InputError, match="There is no layer 3"):
         sweep(engine, recipient, [Edit("z", 3, 3, "candidate", None, 0.0)])

@@ -13,10 +13,10 @@ from transformers import Llama4TextConfig
 
 from mech.checks.run_checks import run_checks
 from mech.decoding.decode import Decoding, decode, decode_uncached
-from mech.decoding.kv_sequence import Chain
+from mech.decoding.kv_sequence import KVSequence
 from mech.engine import blocks, packed, reference
 from mech.engine.engine import Engine
-from mech.engine.prefix_cache import Trunk
+from mech.engine.prefix_cache import PrefixCache
 from mech.engine.queries import Query
 from mech.errors import InputError
 from mech.head_scores.induction import head_scores, repeated_tokens
@@ -35,7 +35,7 @@ FolderFactory = Callable[..., Path]
 SWITCHING = ("phi3_longrope", "llama_dynamic", "gemma3_dynamic")
 ALIKE = ("llama_linear", "llama_yarn", "llama_llama3", "mistral", "gemma3", "llama")
 BELOW, ABOVE = range(SWITCH - 4, SWITCH + 1), (*range(SWITCH + 1, SWITCH + 7), 140)
-EMPTY = Trunk((), NOTHING.fingerprint)
+EMPTY = PrefixCache((), NOTHING.fingerprint)
 
 
 def ids(n: int) -> tuple[int, ...]:
@@ -102,17 +102,17 @@ def test_no_path_runs_a_sequence_past_the_switch(family: str, tiny_folder: Folde
     model = tiny_model(tiny_folder, family)
     engine, over = Engine(model), query(SWITCH + 1)
     decoding = Decoding(max_new_tokens=8)
-    trunk = engine.trunk(ids(SWITCH - 4))
+    prefix_cache = engine.prefix_cache(ids(SWITCH - 4))
     paths: dict[str, Callable[[], object]] = {
         "score": lambda: engine.score([over]),
         "run": lambda: engine.run(over, sweep_names(model)),
-        "trunk": lambda: engine.trunk(ids(SWITCH + 1)),
+        "prefix cache": lambda: engine.prefix_cache(ids(SWITCH + 1)),
         "reference": lambda: reference.score(model, [over]),
         "packed row": lambda: packed.score_row(model, [over], EMPTY),
-        "packed row on a trunk": lambda: packed.score_row(model, [over], trunk),
-        "growing": lambda: packed.grow(model, trunk, ids(SWITCH + 1)[SWITCH - 4 :], NOTHING),
-        "decoding": lambda: decode(Chain(model, trunk), ids(SWITCH - 2), decoding),
-        "decoding behind a long prompt": lambda: decode(Chain(model, EMPTY), ids(SWITCH + 9), decoding),
+        "packed row on a prefix cache": lambda: packed.score_row(model, [over], prefix_cache),
+        "growing": lambda: packed.grow(model, prefix_cache, ids(SWITCH + 1)[SWITCH - 4 :], NOTHING),
+        "decoding": lambda: decode(KVSequence(model, prefix_cache), ids(SWITCH - 2), decoding),
+        "decoding behind a long prompt": lambda: decode(KVSequence(model, EMPTY), ids(SWITCH + 9), decoding),
         "uncached": lambda: decode_uncached(model, ids(SWITCH - 2), decoding),
         "gradients": lambda: full_gradients(model, over, [Shifted("mlp_out", 0, torch.zeros(4, 32))]),
         "induction": lambda: head_scores(model, repeated_tokens(model, np.random.default_rng(0), 1, SWITCH // 2)),
@@ -148,7 +148,7 @@ def test_decoding_with_a_cache_writes_what_decoding_without_one_does(
     lengths = []
     for first in (40, 41, 42):
         prompt = (first, *ids(start - 1))
-        cached = decode(Chain(model, EMPTY), prompt, how)
+        cached = decode(KVSequence(model, EMPTY), prompt, how)
         uncached = decode_uncached(model, prompt, how)
         assert (cached.tokens, cached.stop) == (uncached.tokens, uncached.stop)
         np.testing.assert_allclose(cached.logprobs, uncached.logprobs, rtol=0, atol=FP64)

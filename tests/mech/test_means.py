@@ -74,7 +74,7 @@ def test_a_shared_beginning_weighs_once_for_each_sequence(tiny_folder: FolderFac
 def test_two_forwards_serve_all_sequences(tiny_folder: FolderFactory) -> None:
     engine = Engine(tiny_model(tiny_folder, "llama"))
     mean_z(engine, SEQUENCES)
-    assert engine.meter.ran == 2
+    assert engine.forwards.ran == 2
 
 
 def test_the_hash_names_the_sequences(tiny_folder: FolderFactory) -> None:
@@ -92,7 +92,7 @@ def test_many_tokens_take_more_rows_and_give_the_same_mean(
     monkeypatch.setattr("mech.patching.means.MEAN_NODES", 5)
     engine = Engine(model)
     torch.testing.assert_close(mean_z(engine, SEQUENCES).z, whole.z, rtol=0, atol=FP64)
-    assert engine.meter.ran > 2 and mean_z(engine, SEQUENCES).sha256 == whole.sha256
+    assert engine.forwards.ran > 2 and mean_z(engine, SEQUENCES).sha256 == whole.sha256
 
 
 def test_sequences_with_several_beginnings_are_run_by_beginning_and_give_the_same_mean(
@@ -105,4 +105,4 @@ def test_sequences_with_several_beginnings_are_run_by_beginning_and_give_the_sam
     engine = Engine(model)
     found = mean_z(engine, sequences)
     torch.testing.assert_close(found.z, plain_mean(model, sequences), rtol=0, atol=FP64)
-    assert engine.meter.ran == 5  # two beginnings with what follows them, and a sequence alone
+    assert engine.forwards.ran == 5  # two beginnings with what follows them, and a sequence alone

@@ -1,4 +1,4 @@
-"""One packed row over a frozen trunk scores what full forwards score, whatever is shared, edited or split."""
+"""One packed row over a frozen prefix cache scores what full forwards score, whatever is shared, edited or split."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from mech.engine import engine as engine_module
 from mech.engine import packed, reference
 from mech.engine.engine import Engine
-from mech.engine.prefix_cache import Trunk
+from mech.engine.prefix_cache import PrefixCache
 from mech.engine.queries import Query
 from mech.engine.trie import Trie
 from mech.errors import InputError
@@ -84,7 +84,7 @@ def test_any_length_of_the_shared_prefix_gives_the_same(family: str, tiny_folder
     queries = family_of_queries(few=True) + family_of_queries(scale_heads(HEADS, 0.4, "all"), few=True)
     queries.append(Query(STEM, ACTION))
     expected = reference.score(model, queries)
-    longest = len(STEM) - 1  # the shortest prompt's last token is a candidate position
+    longest = len(STEM) - 1  # the shortest prompt's last token is a action position
     for shared in (None, 0, 1, SLIDING_WINDOW + 3, longest):
         assert_scores(Engine(model).score(queries, shared), expected, FP64)
 
@@ -116,7 +116,7 @@ def test_splitting_rows_gives_the_same(
         monkeypatch.setattr(engine_module, "MAX_NODES", nodes)
         split = Engine(model)
         assert_scores(split.score(queries), expected, FP64)
-        assert split.meter.ran > whole.meter.ran == 2
+        assert split.forwards.ran > whole.forwards.ran == 2
     assert_scores(expected, reference.score(model, queries), FP64)
 
 
@@ -200,16 +200,16 @@ def test_a_soft_cap_on_the_logits_is_kept(tiny_folder: FolderFactory, tmp_path: 
 def test_a_trunk_of_another_intervention_or_other_tokens_is_refused(tiny_folder: FolderFactory) -> None:
     engine = Engine(tiny_model(tiny_folder, "llama"))
     ablated = scale_heads(HEADS, 0.0, "all")
-    clean = engine.trunk(STEM)
+    clean = engine.prefix_cache(STEM)
     with pytest.raises(ValueError, match="another intervention"):
         packed.score_row(engine.model, [Query(LEFT, ACTION, ablated)], clean)
     with pytest.raises(ValueError, match="another intervention"):
-        packed.score_row(engine.model, [Query(LEFT, ACTION)], engine.trunk(STEM, ablated))
+        packed.score_row(engine.model, [Query(LEFT, ACTION)], engine.prefix_cache(STEM, ablated))
     with pytest.raises(ValueError, match="does not begin"):
         packed.score_row(engine.model, [Query((1, *LEFT), ACTION)], clean)
     with pytest.raises(ValueError, match="share their all-position edits"):
         queries = [Query(LEFT, ACTION), Query(LEFT, ACTION, ablated)]
-        packed.score_row(engine.model, queries, Trunk((), "clean"))
+        packed.score_row(engine.model, queries, PrefixCache((), "clean"))
     with pytest.raises(ValueError, match="another length"):
         packed.run_row(engine.model, Trie(2), clean)
     with pytest.raises(ValueError, match="another intervention"):
@@ -220,8 +220,8 @@ def test_a_trunk_grown_in_steps_is_the_trunk_grown_at_once(tiny_folder: FolderFa
     for family in FAMILIES:
         engine = Engine(tiny_model(tiny_folder, family))
         ablated = scale_heads(HEADS, 0.0, "all")
-        steps = packed.grow(engine.model, engine.trunk(STEM[:9], ablated), STEM[9:], ablated)
-        whole = engine.trunk(STEM, ablated)
+        steps = packed.grow(engine.model, engine.prefix_cache(STEM[:9], ablated), STEM[9:], ablated)
+        whole = engine.prefix_cache(STEM, ablated)
         assert (steps.tokens, steps.fingerprint) == (whole.tokens, whole.fingerprint)
         for one, other in zip(steps.keys + steps.values, whole.keys + whole.values, strict=True):
             assert one.shape == (1, engine.model.n_kv_heads, len(STEM), engine.model.d_head)
@@ -232,14 +232,14 @@ def test_a_trunk_grown_in_steps_is_the_trunk_grown_at_once(tiny_folder: FolderFa
 def test_using_a_trunk_does_not_change_it(family: str, dtype: str, tiny_folder: FolderFactory) -> None:
     """A transformers cache is mutated by every forward: the second suffix scored on one was off by 0.2."""
     engine = Engine(tiny_model(tiny_folder, family, dtype))
-    trunk = engine.trunk(STEM)
-    before = [tensor.clone() for tensor in trunk.keys + trunk.values]
+    prefix_cache = engine.prefix_cache(STEM)
+    before = [tensor.clone() for tensor in prefix_cache.keys + prefix_cache.values]
     one, other = [Query(LEFT, ACTION)], [Query(RIGHT, (5, 6), scale_heads(HEADS, 0.0, "candidate"))]
-    first = packed.score_row(engine.model, one, trunk)
-    packed.score_row(engine.model, other, trunk)
+    first = packed.score_row(engine.model, one, prefix_cache)
+    packed.score_row(engine.model, other, prefix_cache)
     engine.run(other[0], shared=len(STEM))
-    assert_bits(packed.score_row(engine.model, one, trunk), first)
-    assert all(map(torch.equal, trunk.keys + trunk.values, before))
+    assert_bits(packed.score_row(engine.model, one, prefix_cache), first)
+    assert all(map(torch.equal, prefix_cache.keys + prefix_cache.values, before))
 
 
 def test_two_orders_of_calls_give_the_same_bits(tiny_folder: FolderFactory) -> None:

@@ -87,9 +87,9 @@ def test_a_sweep_in_small_rows_is_the_sweep(
     whole = patch_heads(engine, recipient, donor)
     for nodes, rows in ((1, len(whole)), (len(ACTION) * 5, -(-len(whole) // 5))):
         monkeypatch.setattr(changes, "SWEEP_NODES", nodes)
-        before = engine.meter.ran
+        before = engine.forwards.ran
         assert_scores(list(patch_heads(engine, recipient, donor).values()), list(whole.values()), FP64)
-        assert engine.meter.ran - before == rows
+        assert engine.forwards.ran - before == rows
 
 
 def test_a_sweep_of_some_heads_is_that_part_of_the_sweep_and_changes_no_run(
@@ -101,8 +101,8 @@ def test_a_sweep_of_some_heads_is_that_part_of_the_sweep_and_changes_no_run(
         tensors = [
             *recipient.cache.values(),
             *donor.cache.values(),
-            *recipient.trunk.keys,
-            *recipient.trunk.values,
+            *recipient.prefix_cache.keys,
+            *recipient.prefix_cache.values,
         ]
         before = [tensor.clone() for tensor in tensors]
         whole = patch_heads(engine, recipient, donor)
@@ -124,7 +124,7 @@ def test_a_patch_that_changes_nothing_is_exactly_zero(
     assert_bits(
         list(patch_heads(engine, recipient, recipient).values()), [recipient.score] * len(all_heads(model))
     )
-    assert engine.meter.ran == 0
+    assert engine.forwards.ran == 0
     # without that short cut: the same numbers through both routes
     edits = [
         edit for head in all_heads(model) for edit in replace_heads(HeadSet([head]), z, "candidate").edits
@@ -167,7 +167,7 @@ def test_everything_from_the_donor_gives_the_donors_score(
     for engine in (Engine(model), Engine(model, slow=True)):
         assert_scores(engine.score([query]), [donor.score], TOLERANCE[dtype])
     assert largest(recipient.score.total, donor.score.total) > 1e-2
-    if family == "gpt2":  # learned positions are part of what the candidate positions compute
+    if family == "gpt2":  # learned positions are part of what the action positions compute
         partial = [edit for edit in query.intervention.edits if edit.site != "resid_pre"]
         [score] = Engine(model).score([replace(query, intervention=replace(NOTHING, edits=tuple(partial)))])
         assert largest(score.total, donor.score.total) > 1e-3

@@ -40,14 +40,14 @@ from tests.tolerances import FP32, FP64
 
 pytestmark = pytest.mark.usefixtures("exact_softmax", "one_thread")
 
-# Within the sliding window of the tiny Gemma 3 as seen from the first candidate position, and out of it.
+# Within the sliding window of the tiny Gemma 3 as seen from the first action position, and out of it.
 RECORD = (12, 13, 14, 30, 31, 33)
 SENDERS = HeadSet([Head(0, 1), Head(0, 2), Head(1, 3)])
 RECEIVERS = HeadSet([Head(1, 0), Head(2, 1), Head(2, 3)])
 
 
 def clean_run(engine: Engine, *further: str, shared: int = 0) -> Run:
-    """A run that kept what path patching takes, at the candidate positions and at the record's."""
+    """A run that kept what path patching takes, at the action positions and at the record's."""
     names = [*path_names(engine.model), *further]
     return engine.run(Query(LEFT, ACTION), names, shared, {"record": RECORD})
 
@@ -141,11 +141,11 @@ def test_the_packed_path_equals_hooked_full_forwards(
     engine, slow = Engine(model), Engine(model, slow=True)
     run, value = clean_run(engine, shared=10), other_z(model)
     hooks = n_torch_hooks(model)
-    ran = engine.meter.ran
+    ran = engine.forwards.ran
     fast = patch_path(engine, run, RECEIVERS, SENDERS, value, RECORD)
-    assert engine.meter.ran == ran + 1
+    assert engine.forwards.ran == ran + 1
     assert_scores([fast], [patch_path(slow, run, RECEIVERS, SENDERS, value, RECORD)], TOLERANCE[dtype])
-    assert slow.meter.ran == 3
+    assert slow.forwards.ran == 3
     assert moved(fast.total, run.score.total) > 10 * TOLERANCE[dtype]
     assert n_torch_hooks(model) == hooks
 
@@ -158,7 +158,7 @@ def test_a_path_that_is_not_changed_has_exactly_no_effect(family: str, tiny_fold
     engine, slow = Engine(model), Engine(model, slow=True)
     for one in (engine, slow):
         assert_bits([patch_path(one, run, RECEIVERS, SENDERS, own, RECORD)], [run.score])
-        assert one.meter.ran == 0
+        assert one.forwards.ran == 0
     keys = {layer: run.at["record"][f"blocks.{layer}.attn.hook_k"] for layer in range(model.n_layers)}
     for one in (engine, slow):  # without that short cut: their own keys, turned to their own positions
         assert_scores([patch_keys(one, run, all_heads(model), keys, RECORD)], [run.score], FP64)
@@ -168,7 +168,7 @@ def test_a_path_that_is_not_changed_has_exactly_no_effect(family: str, tiny_fold
 def test_only_the_receivers_see_the_keys_and_by_the_arithmetic_of_attention(
     family: str, tiny_folder: FolderFactory
 ) -> None:
-    """score[h, dest, p] = q[h, dest] · k'[p] / √d_head for the receivers, from the candidate positions alone."""
+    """score[h, dest, p] = q[h, dest] · k'[p] / √d_head for the receivers, from the action positions alone."""
     model = tiny_model(tiny_folder, family)
     engine = Engine(model)
     run, value = clean_run(engine), other_z(model)

@@ -1,4 +1,4 @@
-"""Which nodes queries share under edits at given positions, and that no trunk reaches into what is edited."""
+"""Which nodes queries share under edits at given positions, and that no prefix cache reaches into what is edited."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ def test_a_shared_node_is_edited_once_and_by_its_own_row_of_values(tiny_folder: 
     kind = Intervention((Edit("z", 0, 1, (6, 9, 10), value),)) + cut_edges(HEAD, (1, 5), (6, 9, 10))
     queries = [Query(PROMPT, (50, *rest), kind) for rest in ((51,), (52,), (51,))]
     queries[1] = Query(PROMPT, (49, 52), kind)
-    trie, placed, placements = Trie(4), set(), []
+    trie, placed, locations = Trie(4), set(), []
     for query in queries:
         path = insert(trie, query)
-        placements.append(place(model, query, path, 4, placed))
+        locations.append(place(model, query, path, 4, placed))
         placed.update(path)
     # 4 5 6 7 8 9 10 and, behind 9, another action: nodes 0 1 2 3 4 5 6 and 7
-    first, second, third = placements
+    first, second, third = locations
     assert [p.rows.tolist() for p in first if p.rows is not None] == [[2, 5, 6], [2, 5, 6]]
     assert [p.rows.tolist() for p in second if p.rows is not None] == [[7], [7]]
     assert third == []
     edit = second[0].edit
     assert isinstance(edit, Edit) and edit.value is not None and torch.equal(edit.value, value[2:])
-    # source 1 is the trunk's column 1; source 5 is node 1 of the row, behind the trunk's four columns
+    # source 1 is the prefix cache's column 1; source 5 is node 1 of the row, behind the prefix cache's four columns
     assert first[1].columns is not None and first[1].columns.tolist() == [1, 4 + 1]
 
 
@@ -94,7 +94,7 @@ def test_a_trunk_that_reaches_into_an_edit_is_refused(kind: str, tiny_folder: Fo
     query = Query(LEFT, ACTION, change)
     assert query.untouched == RECORD[0] == 4
     with pytest.raises(ValueError, match="includes a position which the query edits"):
-        packed.score_row(engine.model, [query], engine.trunk(STEM))
+        packed.score_row(engine.model, [query], engine.prefix_cache(STEM))
     for call in (
         lambda: engine.score([Query(LEFT, ACTION), query], 5),
         lambda: engine.run(query, shared=5),
@@ -115,10 +115,15 @@ def test_a_runs_trunk_ends_before_what_was_edited(
         query = Query(LEFT, ACTION, change)
         for engine in (Engine(model, tmp_path), Engine(model, tmp_path)):  # run, and read back
             run = engine.run(query, ["blocks.1.attn.hook_z"], shared=2, at={"record": RECORD})
-            assert run.trunk.tokens == LEFT[:4] and run.trunk.fingerprint == change.everywhere.fingerprint
+            assert (
+                run.prefix_cache.tokens == LEFT[:4]
+                and run.prefix_cache.fingerprint == change.everywhere.fingerprint
+            )
             assert_scores([run.score], Engine(model, slow=True).score([query]), FP64)
             clean = Query(LEFT, ACTION, change.everywhere)
-            assert_scores(packed.score_row(model, [clean], run.trunk), Engine(model).score([clean]), FP64)
+            assert_scores(
+                packed.score_row(model, [clean], run.prefix_cache), Engine(model).score([clean]), FP64
+            )
 
 
 def test_edited_queries_leave_the_clean_ones_as_they_are(tiny_folder: FolderFactory, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ WITHOUT_RECORD = [(i, i) for i in range(len(STEM))] + [
 
 
 def two(engine: Engine, site: str, right: tuple[int, ...] = OTHER) -> tuple[Run, Run]:
-    """Runs of LEFT and of a donor that kept a site at the candidate positions and at RECORD."""
+    """Runs of LEFT and of a donor that kept a site at the action positions and at RECORD."""
     names = pattern_names(engine.model) if site == "pattern" else site_names(engine.model, site)
     at = {"record": RECORD} if len(right) == len(LEFT) else None
     recipient, donor = (engine.run(Query(prompt, ACTION), names, at=at) for prompt in (LEFT, right))
@@ -91,9 +91,9 @@ def test_a_run_patched_from_itself_is_itself_to_the_bit(site: PatchSite, tiny_fo
     engine = Engine(tiny_model(tiny_folder, "llama"))
     run, _ = two(engine, site)
     for at, places in (("candidate", ()), ("record", RECORD)):
-        ran = engine.meter.ran
+        ran = engine.forwards.ran
         found = patch_parts(engine, run, run, site, at, places)
-        assert found and engine.meter.ran == ran  # equal values are not run
+        assert found and engine.forwards.ran == ran  # equal values are not run
         assert_bits(list(found.values()), [run.score] * len(found))
 
 
@@ -107,9 +107,9 @@ def test_its_own_values_change_nothing_when_they_are_run(
     run, other = two(engine, site)
     places = RECORD if at == "record" else ()
     monkeypatch.setattr(torch, "equal", lambda one, other: False)
-    ran = engine.meter.ran
+    ran = engine.forwards.ran
     own, others = (patch_parts(engine, run, donor, site, at, places) for donor in (run, other))
-    assert engine.meter.ran > ran
+    assert engine.forwards.ran > ran
     assert_scores(list(own.values()), [run.score] * len(own), FP64)
     moved = [abs(score.total - run.score.total) for score in others.values()]
     assert max(moved) > 1e-3
@@ -186,7 +186,7 @@ def test_a_pattern_from_oneself_and_values_from_oneself_change_nothing(tiny_fold
     run, donor = two(engine, "pattern")
     found = patch_patterns(engine, run, run, SAME)
     assert_bits(list(found.values()), [run.score] * len(found))
-    # Layer 0 sees equal tokens at the candidate positions: where they look there depends on the record's keys alone.
+    # Layer 0 sees equal tokens at the action positions: where they look there depends on the record's keys alone.
     moved = patch_patterns(engine, run, donor, SAME, HeadSet([Head(0, 0)]))
     seen: dict[str, Any] = {}
 

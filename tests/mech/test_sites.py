@@ -239,7 +239,7 @@ def test_a_site_is_asked_about_once_an_engine(tiny_folder: FolderFactory) -> Non
     handle = model.bridge.hook_dict[name].register_forward_hook(lambda *_: fired.append(1))
     try:
         engine.score([edited])
-        assert len(fired) == 3  # the question, the trunk, the row
+        assert len(fired) == 3  # the question, the prefix cache, the row
         engine.score([edited])
         assert len(fired) == 4
         Engine(model).require_sites(CHECKED_AT_LOAD)

@@ -53,7 +53,7 @@ def test_putting_again_replaces_and_leaves_nothing_beside(store: Store) -> None:
 
 def test_every_part_of_the_question_is_part_of_the_name(store: Store) -> None:
     store.put("run", ABOUT, TENSORS)
-    assert store.get("trunk", ABOUT) is None
+    assert store.get("prefix cache", ABOUT) is None
     for name in ABOUT:
         assert store.get("run", {**ABOUT, name: "other"}) is None
     for name in IDENTITY:

@@ -72,7 +72,7 @@ def pattern_of(query: Query, weights: dict[tuple[int, int], float]) -> Tensor:
 
 
 def test_a_pattern_by_hand_gives_fractions_by_hand() -> None:
-    # prompt: 7 [1 2 3] 9 7, action 1 2 3: candidate positions 5, 6, 7 with tokens 7, 1, 2; the copy stands at 1-3.
+    # prompt: 7 [1 2 3] 9 7, action 1 2 3: action positions 5, 6, 7 with tokens 7, 1, 2; the copy stands at 1-3.
     query = Query((7, 1, 2, 3, 9, 7), (1, 2, 3))
     weights = {(0, 1): 0.5, (0, 0): 0.25, (1, 2): 0.1, (1, 1): 0.6, (2, 3): 0.3, (2, 2): 0.2, (2, 1): 0.4}
     [row] = transcript_scores([pattern_of(query, weights)], query, range(1, 4)).itertuples()
@@ -109,8 +109,13 @@ def test_packed_over_any_trunk_and_one_full_forward_agree(
     slow = Engine(model, slow=True)
     expected = scored(slow)
     before = n_torch_hooks(model)  # the bridge puts in some of its own at its first forward
-    assert slow.meter.ran == 1 and len(expected) == model.n_layers * model.n_heads
-    for shared in (0, 9, 12, len(QUERY.prompt) - 1):  # a trunk that ends before, in and behind the record
+    assert slow.forwards.ran == 1 and len(expected) == model.n_layers * model.n_heads
+    for shared in (
+        0,
+        9,
+        12,
+        len(QUERY.prompt) - 1,
+    ):  # a prefix cache that ends before, in and behind the record
         found = scored(Engine(model), shared=shared)
         np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[dtype])
     assert n_torch_hooks(model) == before

@@ -18,27 +18,27 @@ SEQUENCES = st.lists(
 TRUNKS = st.integers(0, 5)
 
 
-def filled(trunk: int, sequences: list[list[tuple[int, str]]]) -> tuple[Trie, list[tuple[int, ...]]]:
-    trie = Trie(trunk)
+def filled(prefix_cache: int, sequences: list[list[tuple[int, str]]]) -> tuple[Trie, list[tuple[int, ...]]]:
+    trie = Trie(prefix_cache)
     return trie, [trie.insert([t for t, _ in one], [tag for _, tag in one]) for one in sequences]
 
 
 @given(TRUNKS, SEQUENCES)
 def test_every_path_reads_back_its_tokens_at_its_depths(
-    trunk: int, sequences: list[list[tuple[int, str]]]
+    prefix_cache: int, sequences: list[list[tuple[int, str]]]
 ) -> None:
-    trie, paths = filled(trunk, sequences)
+    trie, paths = filled(prefix_cache, sequences)
     for one, path in zip(sequences, paths, strict=True):
         assert [trie.tokens[node] for node in path] == [token for token, _ in one]
-        assert [trie.depths[node] for node in path] == list(range(trunk, trunk + len(one)))
+        assert [trie.depths[node] for node in path] == list(range(prefix_cache, prefix_cache + len(one)))
         assert [trie.parents[node] for node in path] == [-1, *path][: len(path)]
 
 
 @given(TRUNKS, SEQUENCES)
 def test_a_node_sees_exactly_the_nodes_of_its_path_up_to_itself(
-    trunk: int, sequences: list[list[tuple[int, str]]]
+    prefix_cache: int, sequences: list[list[tuple[int, str]]]
 ) -> None:
-    trie, paths = filled(trunk, sequences)
+    trie, paths = filled(prefix_cache, sequences)
     seen = trie.ancestry()
     assert seen.shape == (len(trie), len(trie))
     for path in paths:
@@ -48,9 +48,9 @@ def test_a_node_sees_exactly_the_nodes_of_its_path_up_to_itself(
 
 @given(TRUNKS, SEQUENCES)
 def test_the_row_has_one_node_for_each_distinct_tagged_beginning(
-    trunk: int, sequences: list[list[tuple[int, str]]]
+    prefix_cache: int, sequences: list[list[tuple[int, str]]]
 ) -> None:
-    trie, paths = filled(trunk, sequences)
+    trie, paths = filled(prefix_cache, sequences)
     beginnings = {tuple(one[: end + 1]) for one in sequences for end in range(len(one))}
     assert len(trie) == len(beginnings)
     node_of = {}
@@ -62,9 +62,9 @@ def test_the_row_has_one_node_for_each_distinct_tagged_beginning(
 
 @given(TRUNKS, SEQUENCES)
 def test_inserting_again_adds_nothing_and_gives_the_same_path(
-    trunk: int, sequences: list[list[tuple[int, str]]]
+    prefix_cache: int, sequences: list[list[tuple[int, str]]]
 ) -> None:
-    trie, paths = filled(trunk, sequences)
+    trie, paths = filled(prefix_cache, sequences)
     size = len(trie)
     assert [trie.insert([t for t, _ in one], [tag for _, tag in one]) for one in sequences] == paths
     assert len(trie) == size

@@ -12,7 +12,7 @@ from mech.engine.queries import Score
 from probes.items.toolshed import build_toolshed_items
 from probes.prompts.wording import load_wording
 from probes.scoring.contrast import FORMS, Contrast, contrast_of
-from probes.scoring.score import asks
+from probes.scoring.score import build_queries
 from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.usefixtures("exact_softmax", "one_thread")
@@ -52,8 +52,8 @@ def test_the_shared_tokens_cancel_in_a_margin(engine: Engine) -> None:
     wording = load_wording()
     for item in build_toolshed_items(0)[:2]:
         contrast = contrast_of(engine.model, item, wording)
-        found = asks(engine.model, item, ["neut"], wording, contrast.candidates)
-        scores = engine.score([ask.query for ask in found], 1)
+        found = build_queries(engine.model, item, ["neut"], wording, contrast.candidates)
+        scores = engine.score([scoring.query for scoring in found], 1)
         of = dict(zip(contrast.candidates, scores, strict=True))
         values, at = contrast.values(of), contrast.diverging_from
         assert found[0].query.action[:at] == found[1].query.action[:at]

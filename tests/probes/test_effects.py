@@ -143,9 +143,9 @@ def test_patch_rows_that_could_only_give_wrong_shares_are_refused(
 ) -> None:
     rows = HEADS.astype({"layer": float})
     rows.loc[0, list(change)] = list(change.values())
-    for ask in (effects.item_shares, lambda frame: effects.head_shares(frame, _rng)):
+    for scoring in (effects.item_shares, lambda frame: effects.head_shares(frame, _rng)):
         with pytest.raises(InputError, match=sentence):
-            ask(rows)
+            scoring(rows)
 
 
 def test_heads_patched_on_different_items_are_not_compared() -> None:

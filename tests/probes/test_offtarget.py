@@ -99,7 +99,7 @@ def test_an_ablation_at_all_positions_is_felt_at_every_token(tiny_folder: Folder
     engine = Engine(model)
     clean, ablated = prose_losses(engine), prose_losses(engine, scale_heads(HEADS, 0.0, "all"))
     assert np.abs(np.subtract(clean, ablated)).min() > NATS
-    # Every token but the last is a candidate position, so the two ways of saying it are one.
+    # Every token but the last is a action position, so the two ways of saying it are one.
     candidate = prose_losses(engine, scale_heads(HEADS, 0.0, "candidate"))
     np.testing.assert_allclose(ablated, candidate, rtol=0, atol=FP64)
     slow = prose_losses(Engine(model, slow=True), scale_heads(HEADS, 0.0, "all"))

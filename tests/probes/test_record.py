@@ -25,7 +25,14 @@ from probes.scoring.record import (
     recorded_call,
     spans,
 )
-from probes.scoring.score import RECORD_DIFFERS, RECORD_SPACE, RECORD_TOKENS, asks, decision_run, score_item
+from probes.scoring.score import (
+    RECORD_DIFFERS,
+    RECORD_SPACE,
+    RECORD_TOKENS,
+    build_queries,
+    decision_run,
+    score_item,
+)
 from tests.chat_templates import FORMS, Form, tokenizer_of
 from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS
@@ -49,18 +56,18 @@ def test_heads_are_scored_where_the_failed_call_is_written(condition: str, model
     found = record_attention(Engine(model), item, condition, WORDING)
     assert tuple(found.columns) == RECORD_ATTENTION and len(found) == model.n_layers * model.n_heads
     assert (found[["item_id", "task_id", "condition"]] == [item.item_id, item.task_id, condition]).all().all()
-    [ask] = asks(model, item, [condition], WORDING, ["failed"])
-    tokens = list(ask.query.tokens)
+    [scoring] = build_queries(model, item, [condition], WORDING, ["failed"])
+    tokens = list(scoring.query.tokens)
     # The byte tokenizer lets the call be found as text: its first mention behind the context is the record's.
-    context = asks(model, item, ["pre"], WORDING, ["failed"])[0].query.prompt
+    context = build_queries(model, item, ["pre"], WORDING, ["failed"])[0].query.prompt
     start = next(
         at
         for at in range(len(context) - 1, len(tokens))
-        if tuple(tokens[at : at + len(ask.query.action)]) == ask.query.action
+        if tuple(tokens[at : at + len(scoring.query.action)]) == scoring.query.action
     )
     with torch.no_grad():
         _, cache = model.bridge.run_with_cache(torch.tensor([tokens]))
-    asking = range(len(ask.query.prompt) - 1, len(tokens))
+    asking = range(len(scoring.query.prompt) - 1, len(tokens))
     assert (found["n_positions"] == len(asking)).all()  # the record's turn is opened as the new one is
     assert tokens[asking[0]] == tokens[start - 1]
     for row in found.itertuples():
@@ -137,7 +144,7 @@ def test_turns_are_found_in_the_transcript_that_is_scored(name: str, model: Mode
     before, after, opening, end = BORDERS[name]
     for item in ITEMS:
         for condition, said in (("neut", item.obs_neutral), ("fail", item.obs_fail)):
-            prompt = asks(asked, item, [condition], WORDING, ["failed"])[0].query.prompt
+            prompt = build_queries(asked, item, [condition], WORDING, ["failed"])[0].query.prompt
 
             def text(places: Iterable[int], prompt: tuple[int, ...] = prompt) -> str:
                 return str(asked.tokenizer.decode([prompt[at] for at in places]))
@@ -199,9 +206,9 @@ def test_a_record_that_is_not_the_scored_action_is_noted_and_no_source(
 ) -> None:
     asked = speaking(model, FORMS[name])
     item = dataclasses.replace(ITEMS[1], failed_action=action)
-    before, fail = asks(asked, item, ["pre", "fail"], WORDING, ["failed"])
-    for ask in (before, fail):
-        assert asked.tokenizer.decode(ask.query.action) == action  # what is scored is the action itself
+    before, fail = build_queries(asked, item, ["pre", "fail"], WORDING, ["failed"])
+    for scoring in (before, fail):
+        assert asked.tokenizer.decode(scoring.query.action) == action  # what is scored is the action itself
     known = {RECORD_DIFFERS, RECORD_SPACE, RECORD_TOKENS}
     assert known & set(before.notes) == set() and known & set(fail.notes) == ({note} - {None})
     if note == RECORD_DIFFERS:
@@ -219,7 +226,7 @@ def test_a_record_of_other_tokens_is_noted(model: Model) -> None:
     tokenizer.chat_template = FORMS["mistral-v1"].template
     asked = dataclasses.replace(model, tokenizer=tokenizer)
     item = dataclasses.replace(ITEMS[0], failed_action="echo(the)")
-    before, fail = asks(asked, item, ["pre", "fail"], WORDING, ["failed"])
+    before, fail = build_queries(asked, item, ["pre", "fail"], WORDING, ["failed"])
     assert {RECORD_SPACE, RECORD_TOKENS} <= set(fail.notes) and RECORD_TOKENS not in before.notes
     held = [fail.query.prompt[at] for at in recorded_call(asked, item, "fail", WORDING)]
     assert tokenizer.decode(held).strip() == "echo(the)" and tuple(held) != fail.query.action
@@ -235,8 +242,8 @@ def test_an_item_that_spells_special_tokens_is_scored_on_its_letters(spelt: str,
     assert row["n_tokens"] == len(action) and min(row["token_ids"]) > 4  # a byte each
     assert [note.split(":")[0].split(" spells")[0] for note in row["notes"]] == ["a message", "the action"]
     turn = spans(model, item, "fail", WORDING)["observation"]
-    [ask] = asks(model, item, ["fail"], WORDING, ["failed"])
-    text = model.tokenizer.decode(ask.query.prompt[turn.start : turn.stop])
+    [scoring] = build_queries(model, item, ["fail"], WORDING, ["failed"])
+    text = model.tokenizer.decode(scoring.query.prompt[turn.start : turn.stop])
     assert text == f"<turn>user\n{WORDING.observation_prefix}error: {spelt}<end>\n"
     allowed = dataclasses.replace(model, special_in_content=True)
     [other] = score_item(Engine(allowed), item, ["fail"], WORDING, ["failed"])
@@ -249,12 +256,12 @@ def test_observations_in_the_tool_role_are_scored_and_found(name: str, model: Mo
     asked = speaking(model, FORMS[name])
     wording = dataclasses.replace(WORDING, observation_role="tool", observation_prefix="")
     for condition in ("neut", "fail"):
-        [ask] = asks(asked, ITEMS[1], [condition], wording, ["failed"])
+        [scoring] = build_queries(asked, ITEMS[1], [condition], wording, ["failed"])
         said = ITEMS[1].obs_neutral if condition == "neut" else ITEMS[1].obs_fail
         turn = spans(asked, ITEMS[1], condition, wording)["observation"]
-        assert said in asked.tokenizer.decode(ask.query.prompt[turn.start : turn.stop])
+        assert said in asked.tokenizer.decode(scoring.query.prompt[turn.start : turn.stop])
         assert asked.tokenizer.decode(
-            [ask.query.prompt[at] for at in recorded_call(asked, ITEMS[1], condition, wording)]
+            [scoring.query.prompt[at] for at in recorded_call(asked, ITEMS[1], condition, wording)]
         ) == (ITEMS[1].failed_action)
     rows = score_item(Engine(asked), ITEMS[1], ["pre", "fail"], wording, ["failed"])
     assert rows[0]["logprob"] != rows[1]["logprob"]

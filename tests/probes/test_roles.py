@@ -15,7 +15,7 @@ from probes.prompts.unrelated import with_unrelated
 from probes.prompts.wording import load_wording
 from probes.scoring.record import rendered
 from probes.scoring.roles import ROLES, position_roles
-from probes.scoring.score import asks
+from probes.scoring.score import build_queries
 from tests.chat_templates import FORMS, Form, tokenizer_of
 from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS
@@ -34,9 +34,9 @@ def model(tiny_folder: FolderFactory) -> Model:
 def texts_of(model: Model, number: int, condition: str) -> dict[str, str]:
     """Role → the text of its positions, of the byte tokenizer, where a token is a letter or a special one."""
     item = ITEMS4[number]
-    [ask] = asks(model, item, [condition], WORDING, ["failed"])
-    roles = position_roles(model, item, condition, WORDING, ask.query)
-    tokens = ask.query.tokens
+    [scoring] = build_queries(model, item, [condition], WORDING, ["failed"])
+    roles = position_roles(model, item, condition, WORDING, scoring.query)
+    tokens = scoring.query.tokens
     return {
         role: model.tokenizer.decode([token for token, own in zip(tokens, roles, strict=True) if own == role])
         for role in ROLES
@@ -47,11 +47,13 @@ def texts_of(model: Model, number: int, condition: str) -> dict[str, str]:
 @pytest.mark.parametrize("number", [0, 1])
 def test_every_position_has_one_role_under_every_condition(condition: str, number: int, model: Model) -> None:
     item = ITEMS4[number]
-    for ask in asks(model, item, [condition], WORDING, ["failed", "gold"], end_of_turn=True):
-        roles = position_roles(model, item, condition, WORDING, ask.query)
-        assert len(roles) == len(ask.query.tokens) and set(roles) <= set(ROLES)
-        assert [at for at, role in enumerate(roles) if role == "last_prompt"] == [len(ask.query.prompt) - 1]
-        assert roles[len(ask.query.prompt) :] == ("action",) * (len(ask.query.action) - 1)
+    for scoring in build_queries(model, item, [condition], WORDING, ["failed", "gold"], end_of_turn=True):
+        roles = position_roles(model, item, condition, WORDING, scoring.query)
+        assert len(roles) == len(scoring.query.tokens) and set(roles) <= set(ROLES)
+        assert [at for at, role in enumerate(roles) if role == "last_prompt"] == [
+            len(scoring.query.prompt) - 1
+        ]
+        assert roles[len(scoring.query.prompt) :] == ("action",) * (len(scoring.query.action) - 1)
         assert ("recorded_call" in roles) == any(
             message["role"] == "assistant"
             for message in rendered(model, item, condition, WORDING)[0][2 + 2 * item.step_index :]
@@ -77,9 +79,9 @@ def test_the_texts_of_roles_are_those_of_the_messages(model: Model) -> None:
 def test_roles_cover_every_position_under_every_template(form: Form, condition: str, model: Model) -> None:
     other = dataclasses.replace(model, tokenizer=tokenizer_of(form))
     for item in ITEMS4[:2]:
-        [ask] = asks(other, item, [condition], WORDING, ["failed"])
-        roles = position_roles(other, item, condition, WORDING, ask.query)
-        assert len(roles) == len(ask.query.tokens)
+        [scoring] = build_queries(other, item, [condition], WORDING, ["failed"])
+        roles = position_roles(other, item, condition, WORDING, scoring.query)
+        assert len(roles) == len(scoring.query.tokens)
         counts = Counter(roles)
         assert counts["last_prompt"] == 1 and counts["goal"] >= len(item.goal) - 2  # merged, if at its ends
         assert (counts["recorded_call"] > 0) == (condition == "neut")
@@ -90,15 +92,15 @@ def test_tokens_that_hold_two_parts_belong_to_one(model: Model) -> None:
     other = dataclasses.replace(model, tokenizer=sentence_piece())
     for item in ITEMS4[:2]:
         for condition in ("pre", "neut", "fail"):
-            [ask] = asks(other, item, [condition], WORDING, ["failed"])
-            roles = position_roles(other, item, condition, WORDING, ask.query)
-            assert len(roles) == len(ask.query.tokens) and None not in roles
+            [scoring] = build_queries(other, item, [condition], WORDING, ["failed"])
+            roles = position_roles(other, item, condition, WORDING, scoring.query)
+            assert len(roles) == len(scoring.query.tokens) and None not in roles
 
 
 def test_another_prompt_is_refused(model: Model) -> None:
-    [ask] = asks(model, ITEMS4[0], ["pre"], WORDING, ["failed"])
+    [scoring] = build_queries(model, ITEMS4[0], ["pre"], WORDING, ["failed"])
     with pytest.raises(ValueError, match="not the prompt"):
-        position_roles(model, ITEMS4[0], "neut", WORDING, ask.query)
-    other = Query(render(model, [{"role": "user", "content": "0"}]).ids, ask.query.action)
+        position_roles(model, ITEMS4[0], "neut", WORDING, scoring.query)
+    other = Query(render(model, [{"role": "user", "content": "0"}]).ids, scoring.query.action)
     with pytest.raises(ValueError, match="not the prompt"):
         position_roles(model, ITEMS4[0], "pre", WORDING, other)

@@ -25,7 +25,7 @@ from probes.prompts import conditions
 from probes.prompts.conditions import AS_LONG_AS, CONDITIONS, CORE, NEARLY_AS_LONG
 from probes.prompts.unrelated import with_unrelated
 from probes.prompts.wording import load_wording
-from probes.scoring.score import asks, decision_run, score_item, spans, system_length
+from probes.scoring.score import build_queries, decision_run, score_item, spans, system_length
 from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS
 from tests.tolerances import FP64, IDENTITY, NATS
@@ -209,7 +209,7 @@ def test_unknown_conditions_and_candidates_are_refused(model: Model) -> None:
     with pytest.raises(InputError, match="no condition 'after': choose from pre, fail"):
         score_item(Engine(model), ITEMS[0], ["pre", "after"], WORDING)
     with pytest.raises(InputError, match="no candidate 'best': it has failed, gold, distractor0"):
-        asks(model, ITEMS[0], ["pre"], WORDING, ["best"])
+        build_queries(model, ITEMS[0], ["pre"], WORDING, ["best"])
     with pytest.raises(InputError, match="'reply' is not a position set: choose from candidate, record"):
         decision_run(Engine(model), ITEMS[0], "neut", WORDING, positions=["reply"])
     fewer = dataclasses.replace(ITEMS[0], distractors=ITEMS[0].distractors[:1])
@@ -288,7 +288,9 @@ def test_the_shared_prefix_ends_where_the_goal_begins(model: Model) -> None:
         asked = with_template(model, template)
         length = system_length(asked, ITEMS[0])
         assert length == system_length(asked, ITEMS[3])
-        text = asked.tokenizer.decode(asks(asked, ITEMS[0], ["pre"], WORDING)[0].query.prompt[:length])
+        text = asked.tokenizer.decode(
+            build_queries(asked, ITEMS[0], ["pre"], WORDING)[0].query.prompt[:length]
+        )
         assert text.count(ITEMS[0].system_prompt) == 1
         assert text.endswith("<turn>user\n" if template else "User:\n") and ITEMS[0].goal not in text
 
@@ -301,7 +303,7 @@ def test_a_template_that_knows_no_system_turn_still_shares_the_system_text(model
     )
     folded = with_template(model, strict)
     rows = score_item(Engine(folded), ITEMS[0], CORE, WORDING)
-    prompt = asks(folded, ITEMS[0], ["pre"], WORDING)[0].query.prompt
+    prompt = build_queries(folded, ITEMS[0], ["pre"], WORDING)[0].query.prompt
     text = folded.tokenizer.decode(prompt[: system_length(folded, ITEMS[0])])
     assert text == f"<bos><turn>user\n{ITEMS[0].system_prompt}\n\n"
     assert all(len(row["notes"]) == 1 and "system text" in row["notes"][0] for row in rows)
@@ -314,7 +316,7 @@ def test_a_model_without_a_template_is_scored_on_a_plain_transcript(tiny_folder:
     rows = score_item(Engine(plain), ITEMS[1], CORE, WORDING)
     assert all(row["notes"] == [PLAIN] for row in rows)
     assert_rows(rows, score_item(Engine(plain, slow=True), ITEMS[1], CORE, WORDING), FP64)
-    ids = asks(plain, ITEMS[1], ["fail"], WORDING, ["failed"])[0].query.prompt
+    ids = build_queries(plain, ITEMS[1], ["fail"], WORDING, ["failed"])[0].query.prompt
     said = (
         f"Assistant:\n{ITEMS[1].failed_action}\n\nUser:\n{WORDING.observation_prefix}{ITEMS[1].obs_fail}\n\n"
     )
@@ -333,6 +335,6 @@ def test_a_kept_run_is_read_back_to_the_bit(model: Model, tmp_path: Path) -> Non
         == one
         == score_item(Engine(model), ITEMS[1], CORE, WORDING)
     )
-    assert (second.meter.ran, second.meter.saved) == (0, first.meter.ran) and first.meter.ran > 0
+    assert (second.forwards.ran, second.forwards.saved) == (0, first.forwards.ran) and first.forwards.ran > 0
     score_item(second, ITEMS[1], CORE, WORDING, intervention=ABLATED)
-    assert second.meter.ran > 0  # another intervention is another entry
+    assert second.forwards.ran > 0  # another intervention is another entry

@@ -258,13 +258,13 @@ def test_rows_that_could_only_give_a_wrong_comparison_are_refused(
 ) -> None:
     table = rows().astype({"layer": float, "head": float})
     table.loc[0, list(change)] = list(change.values())
-    for ask in (
+    for scoring in (
         lambda: screening.agreement(table, _rng, n_draws=10),
         lambda: screening.false_negatives(table, 2, 2),
         lambda: screening.misses(table, 2, _rng, n_draws=10),
     ):
         with pytest.raises(InputError, match=sentence):
-            ask()
+            scoring()
     with pytest.raises(InputError, match="lack the columns site"):
         screening.agreement(rows().drop(columns="site"), _rng)
     with pytest.raises(InputError, match="Item c has no effect_nats for layer 2, head 0"):
