@@ -2,8 +2,9 @@
 
 Reads rollout_rates.csv: means over rollouts with 95 % intervals, arms in the order of the table. The share of readable
 calls comes first, since repeats of an agent that writes no calls say little. A square is an arm with a ban; colour
-tells whether the model was changed (ablate, hide, …) or changed at random. The dashed line is the first arm's mean. n
-is a range where a measure is undefined for some rollouts (no failure: no repeat rate). A page a model and environment.
+tells whether the model was changed (ablate, knockout, …) or changed at random. The dashed line is the first arm's
+mean. n is a range where a measure is undefined for some rollouts (no failure: no repeat rate). A page a model and
+environment.
 """
 
 from __future__ import annotations

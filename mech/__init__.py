@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from mech.heads import Head, HeadSet
     from mech.interventions.intervention import (
         NOTHING,
-        Cut,
         Edit,
         Intervention,
-        cut_edges,
+        Knockout,
+        knock_out_edges,
         replace_heads,
         scale_heads,
     )
@@ -37,7 +37,7 @@ __all__ = [
     "NOTHING",
     "Attribution",
     "KVSequence",
-    "Cut",
+    "Knockout",
     "Decoding",
     "Edit",
     "Engine",
@@ -52,7 +52,7 @@ __all__ = [
     "PersistentIntervention",
     "Turn",
     "attribute",
-    "cut_edges",
+    "knock_out_edges",
     "decode",
     "kv_head_of",
     "load_model",
@@ -65,7 +65,7 @@ __all__ = [
 _HOMES = {
     "Attribution": "mech.patching.attribution",
     "KVSequence": "mech.decoding.kv_sequence",
-    "Cut": "mech.interventions.intervention",
+    "Knockout": "mech.interventions.intervention",
     "Decoding": "mech.decoding.decode",
     "Edit": "mech.interventions.intervention",
     "Engine": "mech.engine.engine",
@@ -81,7 +81,7 @@ _HOMES = {
     "PersistentIntervention": "mech.interventions.persistent",
     "Turn": "mech.decoding.decode",
     "attribute": "mech.patching.attribution",
-    "cut_edges": "mech.interventions.intervention",
+    "knock_out_edges": "mech.interventions.intervention",
     "decode": "mech.decoding.decode",
     "kv_head_of": "mech.interventions.sites",
     "load_model": "mech.load",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mech.heads import HeadSet
 from mech.interventions.edits import HEAD_SITES, HOOK_NAMES, Site, Where
-from mech.interventions.intervention import Edit, Intervention, cut_edges, replace_heads, scale_heads
+from mech.interventions.intervention import Edit, Intervention, knock_out_edges, replace_heads, scale_heads
 from mech.models.model import Model
 from mech.patching.patch import all_heads
 from tests.mech_cases import ACTION, HEADS, LEFT, STEM, noise
@@ -37,16 +37,17 @@ def cuts(model: Model) -> dict[str, Intervention]:
     everything, late = all_heads(model), tuple(range(25, 33))
     z = noise(model, model.n_layers, len(ACTION), model.n_heads, model.d_head)
     return {
-        "all heads": cut_edges(everything, RECORD),
-        "some heads": cut_edges(HEADS, RECORD),
-        "near sources, behind the shared beginning": cut_edges(HEADS, range(30, 34)),
-        "given destinations": cut_edges(everything, RECORD, late),
-        "destinations from the sources on": cut_edges(HEADS, RECORD, tuple(range(6, len(LEFT)))),
-        "under an ablation": scale_heads(HEADS, 0.3, "all") + cut_edges(everything, RECORD),
-        "with patched heads": replace_heads(HEADS, z, "candidate") + cut_edges(everything, RECORD),
-        "two cuts that overlap": cut_edges(everything, RECORD) + cut_edges(HEADS, range(6, 20), late),
+        "all heads": knock_out_edges(everything, RECORD),
+        "some heads": knock_out_edges(HEADS, RECORD),
+        "near sources, behind the shared beginning": knock_out_edges(HEADS, range(30, 34)),
+        "given destinations": knock_out_edges(everything, RECORD, late),
+        "destinations from the sources on": knock_out_edges(HEADS, RECORD, tuple(range(6, len(LEFT)))),
+        "under an ablation": scale_heads(HEADS, 0.3, "all") + knock_out_edges(everything, RECORD),
+        "with patched heads": replace_heads(HEADS, z, "candidate") + knock_out_edges(everything, RECORD),
+        "two cuts that overlap": knock_out_edges(everything, RECORD)
+        + knock_out_edges(HEADS, range(6, 20), late),
         "with an edit at the record": scale_heads(HeadSet(list(HEADS)[:1]), 0.0, RECORD)
-        + cut_edges(HEADS, RECORD),
+        + knock_out_edges(HEADS, RECORD),
     }
 
 

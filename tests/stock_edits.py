@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mech.engine.queries import Query
-from mech.interventions.intervention import Cut, Edit
+from mech.interventions.intervention import Edit, Knockout
 
 Hook = Callable[..., Any]
 
@@ -32,7 +32,7 @@ def _edited(family: str, network: Any, query: Query) -> Iterator[None]:
     handles = []
     for edit in query.intervention.edits:
         rows = torch.tensor(list(query.positions(edit)))
-        if isinstance(edit, Cut):
+        if isinstance(edit, Knockout):
             module = _attention(_layer(family, network, edit.layer))
             hook = _masking(edit, rows, network.config.num_attention_heads)
             handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
@@ -113,7 +113,7 @@ def _behind(family: str, network: Any, edit: Edit, rows: Tensor) -> Hook:
     return hook
 
 
-def _masking(cut: Cut, rows: Tensor, n_heads: int) -> Hook:
+def _masking(cut: Knockout, rows: Tensor, n_heads: int) -> Hook:
     """The layer's own mask, one copy a head, with the cut's edges hidden as the others are."""
 
     def hook(module: Any, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

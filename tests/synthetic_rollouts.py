@@ -11,7 +11,7 @@ import pandas as pd
 from experiments.run.schema import TABLES
 
 HARNESSES = ("verbatim", "verbatim+instruction", "abstract", "drop", "verbatim+ban", "abstract+ban")
-CHANGES = ("ablate", "hide", "hide-all", "ablate-random0", "hide-random0")
+CHANGES = ("ablate", "knockout", "knockout-all", "ablate-random0", "knockout-random0")
 ARMS = (
     *HARNESSES,
     *(f"verbatim/{change}" for change in CHANGES),

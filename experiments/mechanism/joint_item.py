@@ -22,7 +22,7 @@ from experiments.run.session import Session
 from mech.engine.engine import Run
 from mech.engine.sweep import score_interventions, stacked
 from mech.heads import Head, HeadSet
-from mech.interventions.intervention import Edit, Intervention, cut_edges, replace_heads
+from mech.interventions.intervention import Edit, Intervention, knock_out_edges, replace_heads
 from mech.patching.directions import random_direction
 from mech.patching.patch import all_heads
 from probes.effects.joint import ABLATIONS
@@ -125,7 +125,9 @@ def parts_of(at: Decision, method: str, key: Key, puts: Mapping[str, Replacement
         changes = [replace_heads(everyone, donor, "candidate")]
     else:
         changes = puts[method].interventions(everyone, "candidate", at.build_queries[key])
-    return [{Head(edit.layer, edit.head or 0): edit for edit in change.without_cuts} for change in changes]
+    return [
+        {Head(edit.layer, edit.head or 0): edit for edit in change.without_knockouts} for change in changes
+    ]
 
 
 def interventions(
@@ -142,7 +144,7 @@ def interventions(
     for label, (kind, heads) in sets.items():
         if method == "knockout":
             assert at.record is not None  # `decision` found it
-            found[label] = [cut_edges(heads, at.record)]
+            found[label] = [knock_out_edges(heads, at.record)]
             continue
         if method == "optimal":
             changes = puts[method].interventions(heads, "candidate", at.build_queries[key])
@@ -170,7 +172,7 @@ def elsewhere(change: Intervention, z: torch.Tensor, rng_for: RngFactory) -> Int
         ValueError: the intervention does something else.
     """
     edits = []
-    for edit in change.without_cuts:
+    for edit in change.without_knockouts:
         if edit.site != "z" or edit.head is None or edit.where != "candidate":
             raise ValueError("Only edits of z at the action positions have another direction.")
         own = z[edit.layer, :, edit.head]

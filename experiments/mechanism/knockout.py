@@ -27,7 +27,7 @@ from experiments.run.tables import forwards_text, frame_text
 from mech.engine.queries import Query
 from mech.errors import InputError
 from mech.heads import HeadSet
-from mech.interventions.intervention import NOTHING, Intervention, cut_edges
+from mech.interventions.intervention import NOTHING, Intervention, knock_out_edges
 from mech.patching.patch import all_heads
 from probes.effects.dose import against_controls, share_removed
 from probes.effects.joint_effects import kind_and_size
@@ -95,7 +95,7 @@ def cut_item(
     low, high = pair
     sources = edge_sources(session.engine, item, high, session.wording)
     changes: dict[tuple[str, str], Intervention] = {
-        (kind, name): cut_edges(heads, sources[kind])
+        (kind, name): knock_out_edges(heads, sources[kind])
         for kind in SOURCES
         if kind in sources
         for name, (_, heads) in sets.items()

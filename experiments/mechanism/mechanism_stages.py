@@ -22,7 +22,7 @@ from experiments.mechanism import circuit as find_circuit
 from experiments.mechanism import direct as direct_effects
 from experiments.mechanism import heads as find_heads
 from experiments.mechanism import joint as joint_sets
-from experiments.mechanism import knockout as cut_edges
+from experiments.mechanism import knockout as knock_out_edges
 from experiments.mechanism import layers as patch_layers
 from experiments.mechanism import overlap as compare_effects
 from experiments.mechanism import patch as patch_heads
@@ -139,7 +139,7 @@ def _in_depth(args: argparse.Namespace, few: int) -> list[Stage]:
         Stage("attribute", attribute_heads.STUDY, {"limit": few}, lambda s: _attribute(s) * few),
         Stage(
             "cut",
-            cut_edges.STUDY,
+            knock_out_edges.STUDY,
             {"limit": few, "k": args.k, "controls": args.cut_controls, "control_kinds": "random"},
             lambda s: _cut(s, 1 + len(args.k) * (1 + args.cut_controls)) * few,
         ),

@@ -43,7 +43,7 @@ from mech.errors import InputError
 from mech.head_scores.controls import Control, distinct_controls
 from mech.head_scores.induction import SCORES, top_heads
 from mech.heads import HeadSet
-from mech.interventions.intervention import NOTHING, Edit, Intervention, cut_edges
+from mech.interventions.intervention import NOTHING, Edit, Intervention, knock_out_edges
 from mech.patching.patch import all_heads, patch_heads, patch_in_full, patch_sets
 from probes.effects.placebo_checks import RANDOM, SHUFFLED, placebo_table, value_name
 from probes.items.item import Item
@@ -279,7 +279,10 @@ def padding_cuts(session: Session, item: Item) -> Values:
         return {"n_padding": 0.0}
     contrast = contrast_of(model, item, session.wording)
     asked = build_queries(model, item, ["neut_pad"], session.wording, contrast.candidates)
-    changes = {"whole": NOTHING, **{kind: cut_edges(all_heads(model), at) for kind, at in sources.items()}}
+    changes = {
+        "whole": NOTHING,
+        **{kind: knock_out_edges(all_heads(model), at) for kind, at in sources.items()},
+    }
     queries = [
         Query(scoring.query.prompt, scoring.query.action, change)
         for scoring in asked

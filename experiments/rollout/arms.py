@@ -2,10 +2,10 @@
 
 none            the unablated model
 ablate          z of the chosen heads replaced or scaled (--how, --alpha), at all positions or, with --where candidate,
-at the last token of each prompt and at every generated one
-hide            the failed calls stay in the transcript; the chosen heads do not see their tokens from behind them
-hide-all        as hide, from all heads
-ablate-random   as many random heads of the same layers, --controls draws; hide-random likewise
+                at the last token of each prompt and at every generated one
+knockout        the failed calls stay in the transcript; the chosen heads do not see their tokens from behind them
+knockout-all    as knockout, from all heads
+ablate-random   as many random heads of the same layers, --controls draws; knockout-random likewise
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from mech.decoding.turn_spans import turn_span
 from mech.errors import InputError
 from mech.head_scores.controls import distinct_controls
 from mech.heads import HeadSet
-from mech.interventions.persistent import STANDING_NOTHING, PersistentIntervention
+from mech.interventions.persistent import NOTHING_PERSISTENT, PersistentIntervention
 from mech.patching.patch import all_heads
 
-CHANGES = ("none", "ablate", "hide", "hide-all", "ablate-random", "hide-random")
+CHANGES = ("none", "ablate", "knockout", "knockout-all", "ablate-random", "knockout-random")
 
 
 _RECORD = (
@@ -37,7 +37,7 @@ _RECORD = (
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """A standing intervention under its name, and the heads it acts on."""
+    """A persistent intervention under its name, and the heads it acts on."""
 
     name: str
     persistent: PersistentIntervention
@@ -54,7 +54,7 @@ class Changes:
 
 
 def parse_changes(text: str) -> tuple[str, ...]:
-    """Read `none,ablate,hide`, or `all`; each name once. Raises InputError for an unknown name, listing the known."""
+    """Read `none,ablate,knockout`, or `all`; each name once. Raises InputError for an unknown name."""
     names = [part.strip() for part in text.split(",") if part.strip()]
     names = [name for part in names for name in (CHANGES if part == "all" else (part,))]
     unknown = [name for name in names if name not in CHANGES]
@@ -77,12 +77,12 @@ def changes(session: Session, args: argparse.Namespace, tasks: Collection[str] =
     """
     names = parse_changes(args.change)
     model = session.model
-    if any(name.startswith("hide") for name in names):
+    if any(name.startswith("knockout") for name in names):
         turn_span(model, _RECORD, 1)  # a template that hides nothing is found out before hours of rollouts
     sets: dict[str, HeadSet] = {}
-    if set(names) - {"none", "hide-all"}:
+    if set(names) - {"none", "knockout-all"}:
         sets["selected"] = choose_heads(args.heads, model, args, session.rng_for)
-    if {"ablate-random", "hide-random"} & set(names):
+    if {"ablate-random", "knockout-random"} & set(names):
         drawn = distinct_controls(
             sets["selected"], model.n_layers, model.n_heads, args.controls, session.rng_for
         )
@@ -93,9 +93,9 @@ def changes(session: Session, args: argparse.Namespace, tasks: Collection[str] =
     for name in names:
         how, _, which = name.partition("-")
         if name == "none":
-            found.append(Change("none", STANDING_NOTHING))
-        elif name == "hide-all":
-            found.append(Change(name, PersistentIntervention(hidden=all_heads(model))))
+            found.append(Change("none", NOTHING_PERSISTENT))
+        elif name == "knockout-all":
+            found.append(Change(name, PersistentIntervention(knockout_heads=all_heads(model))))
         else:
             labels = [each for each in sets if each.startswith("random")] if which else ["selected"]
             for label in labels:
@@ -103,7 +103,7 @@ def changes(session: Session, args: argparse.Namespace, tasks: Collection[str] =
                 edits = (
                     PersistentIntervention(instead.intervention(heads, args))
                     if how == "ablate"
-                    else PersistentIntervention(hidden=heads)
+                    else PersistentIntervention(knockout_heads=heads)
                 )
                 found.append(Change(f"{how}-{label}" if which else how, edits, heads))
     about = {

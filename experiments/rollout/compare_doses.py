@@ -84,7 +84,7 @@ def _size(run: Path) -> int:
 
 def _by_size(rollouts: pd.DataFrame, size: int) -> pd.DataFrame:
     """Arms whose change is made to the selected heads, named with how many those are."""
-    sized = rollouts["change"].isin(["hide", "ablate"])
+    sized = rollouts["change"].isin(["knockout", "ablate"])
     label = rollouts["change"].where(~sized, rollouts["change"] + f" of {size}")
     plain = rollouts["change"] == "none"
     return rollouts.assign(

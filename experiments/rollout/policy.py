@@ -59,9 +59,9 @@ class ModelPolicy:
             rng: the draws of this rollout.
             task: what the replies are to; it may decide which part of one is the action.
         """
-        self._engine, self._standing, self._how, self._rng = engine, persistent, how, rng
+        self._engine, self._persistent, self._how, self._rng = engine, persistent, how, rng
         self._environment, self._level, self._task = environment, level, task
-        self._chain: KVSequence | None = None
+        self._kv_sequence: KVSequence | None = None
         self.canonical = lru_cache(maxsize=4096)(self._canonical)
 
     def __call__(self, request: Request) -> Reply:
@@ -116,18 +116,18 @@ class ModelPolicy:
         return self._environment.clean(text, self._task).text
 
     def _hidden(self, request: Request) -> tuple[Span, ...]:
-        if not len(self._standing.hidden):
+        if not len(self._persistent.knockout_heads):
             return ()
         return tuple(turn_span(self._engine.model, request.messages, at) for at in request.failed_turns)
 
     def _chain_for(self, opening: Sequence[Message], prompt: Sequence[int]) -> KVSequence:
         """The rollout's chain; it begins with the prefix cache that all rollouts with this opening share."""
-        if self._chain is None:
+        if self._kv_sequence is None:
             model = self._engine.model
             shared = min(shared_length(model, opening), len(prompt) - 1)
-            prefix_cache = self._engine.prefix_cache(prompt[:shared], self._standing.edits)
-            self._chain = KVSequence(model, prefix_cache, self._standing)
-        return self._chain
+            prefix_cache = self._engine.prefix_cache(prompt[:shared], self._persistent.edits)
+            self._kv_sequence = KVSequence(model, prefix_cache, self._persistent)
+        return self._kv_sequence
 
 
 NOT_WRITTEN: Mapping[str, Any] = {

@@ -44,7 +44,7 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """`verbatim`, `verbatim+ban/hide`."""
+        """`verbatim`, `verbatim+ban/knockout`."""
         return self.harness.name if self.change.name == "none" else f"{self.harness.name}/{self.change.name}"
 
 
@@ -57,7 +57,11 @@ def arms_of(harnesses: Sequence[Harness], changes: Sequence[Change]) -> list[Arm
         InputError: no arm is left.
     """
     arms = [Arm(harness, change) for change in changes for harness in harnesses]
-    idle = [arm for arm in arms if len(arm.change.persistent.hidden) and not arm.harness.keeps_failed_calls]
+    idle = [
+        arm
+        for arm in arms
+        if len(arm.change.persistent.knockout_heads) and not arm.harness.keeps_failed_calls
+    ]
     if len(idle) == len(arms):
         raise InputError("These harnesses keep no failed call that could be hidden: add verbatim.")
     if idle:

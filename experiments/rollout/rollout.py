@@ -61,7 +61,7 @@ FIRST = Option(
 )
 BAN = Option("ban", str, "canonical", "how strictly +ban is kept", BAN_LEVELS)
 CHANGE = Option("change", str, "none", f"all, or a list out of {', '.join(CHANGES)}")
-DRAWS = Option("controls", positive, 1, "random layer-matched sets for ablate-random and hide-random")
+DRAWS = Option("controls", positive, 1, "random layer-matched sets for ablate-random and knockout-random")
 
 
 def three_thresholds(text: str) -> tuple[int, int, int]:
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> Report:
             by_id = {task.task_id: task for task in tasks}
             steps = with_copies(folder.rows("steps"), environment, by_id, phrases(wording))
             tables = derive(folder, steps, session.streams("rollout"), arms[0].name, args.detectors)
-            folder.finish({"trunks_run": session.engine.forwards.ran})
+            folder.finish({"prefix_caches_run": session.engine.forwards.ran})
     return Report(f"{rollout_text(tables)}\nwritten to {args.out}")
 
 

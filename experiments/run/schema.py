@@ -319,7 +319,7 @@ ROLLOUT_CONTROLS = (
     *("n_controls", "control_mean", "control_lo", "control_hi", "n_as_far", "n", "n_clusters", "n_undefined"),
     *("p", "p_holm", "family_size"),
 )
-# k: heads that a change is made to (all of them for hide-all); the rest as in CONTRASTS, one row a dose.
+# k: heads that a change is made to (all of them for knockout-all); the rest as in CONTRASTS, one row a dose.
 ROLLOUT_DOSES = ("model", "env", "metric", "harness", "change", "k", *CONTRASTS[3:])
 # t: free steps since the first failure; survival: Kaplan-Meier, of "no canonical repeat yet".
 SURVIVAL = (

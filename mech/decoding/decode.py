@@ -34,7 +34,7 @@ from mech.decoding.sampling import best, choose
 from mech.engine import reference
 from mech.engine.queries import Query
 from mech.errors import InputError
-from mech.interventions.persistent import STANDING_NOTHING, PersistentIntervention, Span
+from mech.interventions.persistent import NOTHING_PERSISTENT, PersistentIntervention, Span
 from mech.models.chat import Speaker, end_of_turn_id
 from mech.models.model import Model
 
@@ -141,7 +141,7 @@ def decode(
         prompt: token ids, the assistant's opening included.
         how: limits, temperature, stops.
         bans: what must not be written.
-        spans: what of the prompt is hidden from the heads of the standing intervention.
+        spans: what of the prompt is hidden from the heads of the persistent intervention.
         rng: the stream of the draws, for a temperature above 0.
 
     Raises:
@@ -160,7 +160,7 @@ def decode_uncached(
     model: Model,
     prompt: Sequence[int],
     how: Decoding,
-    persistent: PersistentIntervention = STANDING_NOTHING,
+    persistent: PersistentIntervention = NOTHING_PERSISTENT,
     bans: Sequence[Ban] = (),
     spans: Sequence[Span] = (),
     rng: np.random.Generator | None = None,
@@ -179,7 +179,7 @@ class _Cached:
     """Logits from a chain that was rewound to the prompt; guesses ahead are verified in one forward."""
 
     def __init__(self, kv_sequence: KVSequence, prompt: tuple[int, ...], how: Decoding) -> None:
-        self._chain, self._prompt, self._how = kv_sequence, prompt, how
+        self._kv_sequence, self._prompt, self._how = kv_sequence, prompt, how
         self._ahead: list[int] = []  # what the rows below assume was generated …
         self._rows: Tensor | None = (
             None  # … and the logits behind each beginning of it that is `_base` or longer
@@ -195,7 +195,7 @@ class _Cached:
         count = min(self._how.draft, self._how.max_new_tokens - n - 1)
         guess = lookup(whole, count) if count > 0 else []
         self._ahead, self._base = [*generated, *guess], n
-        self._rows = self._chain.push([whole[-1], *guess], keep=len(whole) - 1)
+        self._rows = self._kv_sequence.push([whole[-1], *guess], keep=len(whole) - 1)
         return self._rows[0]
 
 

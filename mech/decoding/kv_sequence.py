@@ -24,7 +24,7 @@ from mech.engine.prefix_cache import PrefixCache
 from mech.engine.trie import common_prefix
 from mech.errors import InputError
 from mech.interventions.hooks import EditLocation, HookMissed, acting_hooks, hooked
-from mech.interventions.persistent import STANDING_NOTHING, PersistentIntervention, Span, require_spans
+from mech.interventions.persistent import NOTHING_PERSISTENT, PersistentIntervention, Span, require_spans
 from mech.models.model import Model
 
 _ROOM = 256
@@ -58,16 +58,16 @@ class Buffers:
 
 
 class KVSequence:
-    """One sequence of one model under one standing intervention; use `push` inside `hooks()`."""
+    """One sequence of one model under one persistent intervention; use `push` inside `hooks()`."""
 
     def __init__(
-        self, model: Model, prefix_cache: PrefixCache, persistent: PersistentIntervention = STANDING_NOTHING
+        self, model: Model, prefix_cache: PrefixCache, persistent: PersistentIntervention = NOTHING_PERSISTENT
     ) -> None:
         """Begin with a prefix cache.
 
         Args:
             model: the model, in eval mode.
-            prefix_cache: a prefix computed under the standing intervention's all-position edits, before every hidden
+            prefix_cache: a prefix computed under the persistent intervention's all-position edits, before every hidden
                 span.
             persistent: what is changed.
 
@@ -108,7 +108,7 @@ class KVSequence:
 
         Args:
             prompt: token ids, at least one.
-            spans: what of the prompt is hidden from the standing intervention's heads.
+            spans: what of the prompt is hidden from the persistent intervention's heads.
 
         Raises:
             InputError: no prompt, or spans outside it.
@@ -150,7 +150,7 @@ class KVSequence:
     def _reusable(self, spans: tuple[Span, ...]) -> int:
         """How many tokens have keys and values that are right under these spans, as part of a prompt."""
         most = self._plain if self.persistent.edits.at_candidate.edits else len(self.tokens)
-        if not len(self.persistent.hidden):
+        if not len(self.persistent.knockout_heads):
             return most
         return min([most, *(stop for _, stop in set(spans) ^ set(self._spans))])
 

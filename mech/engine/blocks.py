@@ -38,19 +38,19 @@ class RowCache:
     The prefix cache is never written (a transformers cache object is mutated by every forward: traps, 11).
     """
 
-    trunk_keys: Sequence[Tensor]
-    trunk_values: Sequence[Tensor]
+    prefix_keys: Sequence[Tensor]
+    prefix_values: Sequence[Tensor]
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Called by the attention bridge with the row's rotated keys and its values, [1, n_kv_heads, node, d_head]."""
         self.keys[layer], self.values[layer] = keys, values
-        if not self.trunk_keys:
+        if not self.prefix_keys:
             return keys, values
         return (
-            torch.cat([self.trunk_keys[layer], keys], dim=-2),
-            torch.cat([self.trunk_values[layer], values], dim=-2),
+            torch.cat([self.prefix_keys[layer], keys], dim=-2),
+            torch.cat([self.prefix_values[layer], values], dim=-2),
         )
 
 
@@ -63,21 +63,21 @@ class Layout:
     sliding_mask: Float[Tensor, "1 1 node seen"] | None
 
 
-def layout(model: Model, depths: Tensor, ancestry: Tensor, trunk_length: int) -> Layout:
+def layout(model: Model, depths: Tensor, ancestry: Tensor, prefix_length: int) -> Layout:
     """Additive masks (0 or the dtype's minimum) over prefix + row; the sliding one only where such layers exist.
 
     Args:
         model: for its dtype, device and sliding window.
         depths: [node], the position of each node in its own sequence.
         ancestry: [node, node] bool, true where the column is the row's node or its ancestor.
-        trunk_length: number of prefix cache tokens, all of which every node sees.
+        prefix_length: number of prefix cache tokens, all of which every node sees.
 
     Raises:
         InputError: a node stands further back than the model's sequences may reach.
     """
     if model.n_positions is not None:
         model.require_room(int(depths.max()) + 1)
-    prefix_cache = torch.ones(len(depths), trunk_length, dtype=torch.bool, device=ancestry.device)
+    prefix_cache = torch.ones(len(depths), prefix_length, dtype=torch.bool, device=ancestry.device)
     seen = torch.cat([prefix_cache, ancestry], dim=1)
     hidden = torch.finfo(model.dtype).min
 
@@ -89,7 +89,7 @@ def layout(model: Model, depths: Tensor, ancestry: Tensor, trunk_length: int) ->
     window = sliding_window(model)
     sliding = None
     if window is not None:
-        places = torch.cat([torch.arange(trunk_length, device=depths.device), depths])
+        places = torch.cat([torch.arange(prefix_length, device=depths.device), depths])
         sliding = additive(seen & (depths[:, None] - places[None, :] < window))
     return Layout(depths, additive(seen), sliding)
 

@@ -38,7 +38,7 @@ MAX_NODES = 640
 """Nodes in one packed row: more share the matrix products better, but attention in the row grows with the square."""
 
 
-KEPT_TRUNKS = 4
+KEPT_PREFIXES = 4
 KEPT_BYTES = 500_000_000
 """Prefix caches that stay in memory: so many, and more while they fit. An ablation at all positions has its own."""
 
@@ -58,7 +58,7 @@ class Engine:
     cache_dir: Path | None = None
     slow: bool = False
     forwards: ForwardCounter = field(default_factory=ForwardCounter)
-    _trunks: dict[tuple[tuple[int, ...], str], PrefixCache] = field(default_factory=dict)
+    _prefixes: dict[tuple[tuple[int, ...], str], PrefixCache] = field(default_factory=dict)
     _sites: set[Site] = field(default_factory=lambda: set(CHECKED_AT_LOAD))
 
     @property
@@ -81,9 +81,9 @@ class Engine:
         """Keys and values of a prefix under the intervention's all-position edits; those used last stay in memory."""
         everywhere = intervention.everywhere
         key = (tuple(tokens), everywhere.fingerprint)
-        if key in self._trunks:
-            self._trunks[key] = self._trunks.pop(key)  # used last
-            return self._trunks[key]
+        if key in self._prefixes:
+            self._prefixes[key] = self._prefixes.pop(key)  # used last
+            return self._prefixes[key]
         if not tokens:
             return PrefixCache(*key)
         about = {"tokens": _hash(key[0]), "intervention": key[1]}
@@ -95,9 +95,9 @@ class Engine:
             self.forwards.ran += 1
             prefix_cache = packed.grow(self.model, PrefixCache((), key[1]), key[0], everywhere)
             self._put("prefix cache", about, _named(keys=prefix_cache.keys, values=prefix_cache.values))
-        self._trunks[key] = prefix_cache
-        while len(self._trunks) > KEPT_TRUNKS and sum(map(_bytes, self._trunks.values())) > KEPT_BYTES:
-            self._trunks.pop(next(iter(self._trunks)))
+        self._prefixes[key] = prefix_cache
+        while len(self._prefixes) > KEPT_PREFIXES and sum(map(_bytes, self._prefixes.values())) > KEPT_BYTES:
+            self._prefixes.pop(next(iter(self._prefixes)))
         return prefix_cache
 
     def require_sites(self, sites: Iterable[Site]) -> None:
@@ -282,7 +282,7 @@ class Engine:
 
 
 def _sites(queries: Sequence[Query]) -> set[Site]:
-    return {edit.site for query in queries for edit in query.intervention.without_cuts}
+    return {edit.site for query in queries for edit in query.intervention.without_knockouts}
 
 
 def _bytes(prefix_cache: PrefixCache) -> int:

@@ -56,7 +56,7 @@ def run_row(
 
     Args:
         model: the model, in eval mode.
-        trie: the row; its `trunk_length` must be the prefix cache's.
+        trie: the row; its `prefix_length` must be the prefix cache's.
         prefix_cache: keys and values every node sees.
         locations: edits and the nodes they act on.
         keep: TransformerLens hook names whose activations (all nodes) are returned.
@@ -65,7 +65,7 @@ def run_row(
         HookMissed: an edit's or a kept hook did not fire exactly once.
     """
     model.require_eval_mode()
-    if trie.trunk_length != len(prefix_cache):
+    if trie.prefix_length != len(prefix_cache):
         raise ValueError("The row was laid out for a prefix cache of another length.")
     tokens = torch.tensor(trie.tokens, device=model.device)
     depths = torch.tensor(trie.depths, device=model.device)

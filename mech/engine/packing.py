@@ -17,7 +17,7 @@ import torch
 
 from mech.engine.queries import Query
 from mech.engine.trie import Trie
-from mech.interventions.edits import Cut, Edit
+from mech.interventions.edits import Edit, Knockout
 from mech.interventions.hooks import EditLocation
 from mech.interventions.intervention import Intervention
 from mech.models.model import Model
@@ -25,11 +25,11 @@ from mech.models.model import Model
 
 def insert(trie: Trie, query: Query) -> tuple[int, ...]:
     """Add a query's sequence after the prefix; copies under other edits part at the first position edited otherwise."""
-    starts: dict[int, list[Edit | Cut]] = {}
+    starts: dict[int, list[Edit | Knockout]] = {}
     for edit in query.intervention.local.edits:
         starts.setdefault(query.positions(edit)[0], []).append(edit)
-    below = range(trie.trunk_length, len(query.tokens))
-    begun: list[Edit | Cut] = []
+    below = range(trie.prefix_length, len(query.tokens))
+    begun: list[Edit | Knockout] = []
     tag, tags = "", []
     for position in below:
         if position in starts:
@@ -40,7 +40,11 @@ def insert(trie: Trie, query: Query) -> tuple[int, ...]:
 
 
 def place(
-    model: Model, query: Query, path: Sequence[int], trunk_length: int, placed: AbstractSet[int] = frozenset()
+    model: Model,
+    query: Query,
+    path: Sequence[int],
+    prefix_length: int,
+    placed: AbstractSet[int] = frozenset(),
 ) -> list[EditLocation]:
     """Where a query's local edits act in a row: the nodes of their positions, less those `placed` by another query.
 
@@ -50,21 +54,21 @@ def place(
         model: for the device.
         query: its local edits are placed; those at all positions need no place.
         path: the query's nodes below the prefix cache.
-        trunk_length: no longer than `query.untouched`.
+        prefix_length: no longer than `query.untouched`.
         placed: all nodes of the paths that were placed before.
     """
     locations = []
     for edit in query.intervention.local.edits:
-        nodes = [path[position - trunk_length] for position in query.positions(edit)]
+        nodes = [path[position - prefix_length] for position in query.positions(edit)]
         own = [at for at, node in enumerate(nodes) if node not in placed]
         if not own:
             continue
         rows = torch.tensor([nodes[at] for at in own], dtype=torch.long, device=model.device)
         columns = None
-        if isinstance(edit, Cut):
+        if isinstance(edit, Knockout):
             # The row's columns come behind the prefix cache's; a source stands in one or the other.
             seen = [
-                at if at < trunk_length else trunk_length + path[at - trunk_length] for at in edit.sources
+                at if at < prefix_length else prefix_length + path[at - prefix_length] for at in edit.sources
             ]
             columns = torch.tensor(seen, dtype=torch.long, device=model.device)
         elif edit.value is not None and edit.value.ndim == 2:
@@ -74,14 +78,14 @@ def place(
     return locations
 
 
-def batches(queries: Sequence[Query], trunk_length: int, max_nodes: int) -> list[list[int]]:
+def batches(queries: Sequence[Query], prefix_length: int, max_nodes: int) -> list[list[int]]:
     """Indices of consecutive queries whose trie stays within `max_nodes`; one query alone may exceed it."""
     groups: list[list[int]] = []
-    trie = Trie(trunk_length)
+    trie = Trie(prefix_length)
     for index, query in enumerate(queries):
         insert(trie, query)
         if not groups or len(trie) > max_nodes:
-            trie = Trie(trunk_length)
+            trie = Trie(prefix_length)
             insert(trie, query)
             groups.append([])
         groups[-1].append(index)

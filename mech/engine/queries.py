@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mech.errors import InputError
-from mech.interventions.edits import Cut, Edit
+from mech.interventions.edits import Edit, Knockout
 from mech.interventions.intervention import NOTHING, Intervention
 
 
@@ -40,13 +40,13 @@ class Query:
         for edit in self.intervention.edits:
             self._require_positions(edit)
 
-    def _require_positions(self, edit: Edit | Cut) -> None:
+    def _require_positions(self, edit: Edit | Knockout) -> None:
         """Raise InputError where a change names a position that this sequence does not have."""
         if isinstance(edit.where, tuple) and edit.where[-1] >= len(self.tokens):
             raise InputError(
                 f"An edit acts at position {edit.where[-1]}, the sequence has 0-{len(self.tokens) - 1}."
             )
-        if isinstance(edit, Cut):
+        if isinstance(edit, Knockout):
             if edit.sources[-1] >= len(self.prompt):
                 raise InputError(
                     f"Edges to position {edit.sources[-1]} are to be cut, the prompt has 0-{len(self.prompt) - 1}."
@@ -67,7 +67,7 @@ class Query:
         """The positions whose logits predict the action's tokens, in order."""
         return range(len(self.prompt) - 1, len(self.tokens))
 
-    def positions(self, edit: Edit | Cut) -> Sequence[int]:
+    def positions(self, edit: Edit | Knockout) -> Sequence[int]:
         """Where one of the intervention's changes acts in this sequence, ascending (its destinations, for a cut)."""
         if isinstance(edit.where, tuple):
             return edit.where

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mech.engine.queries import Query, Score, token_logprobs
-from mech.interventions.edits import Cut
+from mech.interventions.edits import Knockout
 from mech.interventions.hooks import EditLocation, edit_hooks, hooked
 from mech.models.model import Model
 
@@ -39,7 +39,7 @@ def full_forward(model: Model, query: Query) -> Tensor:
     model.require_room(len(query.tokens))
     locations = [EditLocation(edit, None) for edit in query.intervention.everywhere.edits]
     for edit in query.intervention.local.edits:
-        sources = torch.tensor(edit.sources, device=model.device) if isinstance(edit, Cut) else None
+        sources = torch.tensor(edit.sources, device=model.device) if isinstance(edit, Knockout) else None
         rows = torch.tensor(list(query.positions(edit)), device=model.device)
         locations.append(EditLocation(edit, rows, sources))
     tokens = torch.tensor([query.tokens], device=model.device)

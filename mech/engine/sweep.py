@@ -23,14 +23,14 @@ from mech.engine.engine import Engine, Run
 from mech.engine.queries import Query, Score
 from mech.errors import InputError
 from mech.interventions.hooks import EditLocation, edit_hooks, hooked
-from mech.interventions.intervention import Cut, Edit, Intervention
+from mech.interventions.intervention import Edit, Intervention, Knockout
 from mech.models.model import Model
 
 SWEEP_NODES = 256
 """Nodes in one packed row of copies: many for large matrix products, few that copies do not attend in vain."""
 
 _CLEAN = -1  # the slot of a change that has done nothing yet: it needs no copy
-_ByLayer = dict[int, list[Edit | Cut]]
+_ByLayer = dict[int, list[Edit | Knockout]]
 
 
 def stacked(run: Run, model: Model, kind: str) -> Tensor:
@@ -75,11 +75,11 @@ def score_interventions(engine: Engine, run: Run, changes: Sequence[Intervention
             raise InputError(f"These changes act at the action positions only, not at {edit.where}.")
         if not 0 <= edit.layer < model.n_layers:
             raise InputError(f"There is no layer {edit.layer}: the model has layers 0-{model.n_layers - 1}.")
-        if isinstance(edit, Cut) and edit.sources[-1] >= query.candidate.start:
+        if isinstance(edit, Knockout) and edit.sources[-1] >= query.candidate.start:
             raise InputError(
                 f"The sources of a cut stand before the action positions, which begin at {query.candidate.start}."
             )
-    engine.require_sites({edit.site for change in changes for edit in change.without_cuts})
+    engine.require_sites({edit.site for change in changes for edit in change.without_knockouts})
     scores = {index: run.score for index, change in enumerate(changes) if not change.edits}
     changed = [index for index in range(len(changes)) if index not in scores]
     if engine.slow:
@@ -133,7 +133,7 @@ def _side_by_side(
     arguments: list[dict[str, Any]] = []
     for layer in range(model.n_layers):
         histories: dict[tuple[int, tuple[str, ...]], int] = {(_CLEAN, ()): _CLEAN}
-        edits: list[list[Edit | Cut]] = []
+        edits: list[list[Edit | Knockout]] = []
         for index, (slot, mark) in enumerate(zip(slots, marks, strict=True)):
             history = (slot, mark[layer])
             if history not in histories:
@@ -154,10 +154,10 @@ def _side_by_side(
     return packed.read_scores(model, row, nodes, [run.query.action] * len(changes))
 
 
-def _place(model: Model, edit: Edit | Cut, start: int, n: int) -> EditLocation:
+def _place(model: Model, edit: Edit | Knockout, start: int, n: int) -> EditLocation:
     """A change on one copy's nodes; a cut's sources are columns of the prefix cache."""
     rows = torch.arange(start, start + n, device=model.device)
-    if isinstance(edit, Cut):
+    if isinstance(edit, Knockout):
         return EditLocation(edit, rows, torch.tensor(edit.sources, dtype=torch.long, device=model.device))
     return EditLocation(edit, rows)
 

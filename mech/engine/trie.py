@@ -23,7 +23,7 @@ from jaxtyping import Bool, Int
 class Trie:
     """A growing packed row. Nodes are numbered in the order of insertion, parents before children."""
 
-    trunk_length: int
+    prefix_length: int
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Trie:
             node = self._index.get(key)
             if node is None:
                 node = self._index[key] = len(self.tokens)
-                self.depths.append(self.trunk_length if parent < 0 else self.depths[parent] + 1)
+                self.depths.append(self.prefix_length if parent < 0 else self.depths[parent] + 1)
                 self.tokens.append(token)
                 self.parents.append(parent)
             parent = node

@@ -2,7 +2,7 @@
 
     Edit, value given:  x ← value          (mean, resample and donor patching: they differ in where the value is from)
     Edit, value None:   x ← alpha · x      (alpha = 0 is zero ablation, alpha = 1 changes nothing)
-    Cut:                score[h, dest, src] ← −∞ before the softmax: what is left of the row sums to one again
+    Knockout:                score[h, dest, src] ← −∞ before the softmax: what is left of the row sums to one again
 
 The sites, and where in the computation they stand (the hooks named are TransformerLens's; each was seen to feed it):
 
@@ -111,7 +111,7 @@ class Edit:
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class Knockout:
     """Attention of some query heads from the positions `where` to the `sources` is cut before the softmax.
 
     An edge that is not there (a source behind the destination, or outside a sliding window) stays as masked as it was.

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from mech.errors import InputError
-from mech.interventions.edits import Cut, Edit
+from mech.interventions.edits import Edit, Knockout
 from mech.interventions.sites import require_fit
 from mech.models.model import Model
 
@@ -108,7 +108,7 @@ class EditLocation:
         columns: [source], for a cut: the columns of its sources (prefix cache first, then the row's nodes).
     """
 
-    edit: Edit | Cut
+    edit: Edit | Knockout
     rows: Tensor | None
     columns: Tensor | None = None
 
@@ -159,14 +159,14 @@ def _apply(model: Model, group: Sequence[EditLocation]) -> HookFunction:
         _require_axes(scores, 4, "[1, head, dest_pos, src_pos]", hook)
         cut = scores.clone()
         for location in group:
-            if isinstance(location.edit, Cut):
+            if isinstance(location.edit, Knockout):
                 cut[0][_edges(location, location.edit, cut)] = -torch.inf
         for location in group:
-            if isinstance(location.edit, Cut):
+            if isinstance(location.edit, Knockout):
                 _require_an_edge(model, cut, location.edit, location.rows)
         return cut
 
-    return cut_all if isinstance(group[0].edit, Cut) else edit_all
+    return cut_all if isinstance(group[0].edit, Knockout) else edit_all
 
 
 def _require_axes(activation: Tensor, ndim: int, axes: str, hook: Any) -> None:
@@ -185,7 +185,7 @@ def _edit(model: Model, activation: Tensor, edit: Edit, at: Tensor | None) -> No
     activation[0, rows, columns] = value
 
 
-def _edges(location: EditLocation, cut: Cut, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _edges(location: EditLocation, cut: Knockout, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The index of a cut's scores in [head, dest_pos, src_pos]."""
     if location.rows is None or location.columns is None:
         raise ValueError("A cut needs the rows of its destinations and the columns of its sources.")
@@ -193,7 +193,7 @@ def _edges(location: EditLocation, cut: Cut, scores: Tensor) -> tuple[Tensor, Te
     return heads[:, None, None], location.rows[:, None], location.columns
 
 
-def _require_an_edge(model: Model, scores: Tensor, cut: Cut, rows: Tensor | None) -> None:
+def _require_an_edge(model: Model, scores: Tensor, cut: Knockout, rows: Tensor | None) -> None:
     """A softmax over nothing is NaN, or the same weight for every hidden position: no result at all."""
     heads = torch.tensor(cut.heads, device=scores.device)
     seen = scores[0][heads[:, None], rows] > torch.finfo(model.dtype).min / 2

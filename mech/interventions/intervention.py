@@ -16,17 +16,17 @@ from torch import Tensor
 
 from mech.errors import InputError
 from mech.heads import HeadSet
-from mech.interventions.edits import HOOK_NAMES, Cut, Edit, Site, Where
+from mech.interventions.edits import HOOK_NAMES, Edit, Knockout, Site, Where
 
 __all__ = [
     "HOOK_NAMES",
     "NOTHING",
-    "Cut",
+    "Knockout",
     "Edit",
     "Intervention",
     "Site",
     "Where",
-    "cut_edges",
+    "knock_out_edges",
     "merge",
     "replace_heads",
     "scale_heads",
@@ -42,11 +42,11 @@ class Intervention:
     `NOTHING` is the clean run.
     """
 
-    edits: tuple[Edit | Cut, ...] = ()
+    edits: tuple[Edit | Knockout, ...] = ()
 
     def __post_init__(self) -> None:
         taken: set[tuple[object, ...]] = set()
-        for edit in self.without_cuts:
+        for edit in self.without_knockouts:
             for place in edit.where if isinstance(edit.where, tuple) else (edit.where,):
                 target = (edit.site, edit.layer, edit.head, place)
                 if target in taken:
@@ -76,7 +76,7 @@ class Intervention:
         return Intervention(tuple(edit for edit in self.edits if edit.where == "candidate"))
 
     @property
-    def without_cuts(self) -> tuple[Edit, ...]:
+    def without_knockouts(self) -> tuple[Edit, ...]:
         """The edits alone."""
         return tuple(edit for edit in self.edits if isinstance(edit, Edit))
 
@@ -110,7 +110,7 @@ def replace_heads(heads: HeadSet, z: Tensor, where: Where) -> Intervention:
     return Intervention(tuple(edits))
 
 
-def cut_edges(heads: HeadSet, sources: Sequence[int], where: Where = "candidate") -> Intervention:
+def knock_out_edges(heads: HeadSet, sources: Sequence[int], where: Where = "candidate") -> Intervention:
     """Cut the attention of these heads from the positions `where` to the `sources` (edge knockout).
 
     The tokens at the sources stay: other heads read them, other positions too, and what those copied from them reaches
@@ -131,7 +131,7 @@ def cut_edges(heads: HeadSet, sources: Sequence[int], where: Where = "candidate"
         return NOTHING
     at = tuple(int(source) for source in sources)
     return Intervention(
-        tuple(Cut(layer, tuple(those), at, where) for layer, those in heads.per_layer().items())
+        tuple(Knockout(layer, tuple(those), at, where) for layer, those in heads.per_layer().items())
     )
 
 

@@ -19,9 +19,9 @@ import torch
 
 from mech.errors import InputError
 from mech.heads import HeadSet
-from mech.interventions.edits import HOOK_NAMES, SCORES_HOOK, Cut
+from mech.interventions.edits import HOOK_NAMES, SCORES_HOOK, Knockout
 from mech.interventions.hooks import EditLocation
-from mech.interventions.intervention import NOTHING, Intervention, cut_edges, merge
+from mech.interventions.intervention import NOTHING, Intervention, knock_out_edges, merge
 from mech.interventions.sites import require_fit
 from mech.models.model import Model
 
@@ -32,45 +32,45 @@ _NO_HEADS = HeadSet(())
 
 @dataclass(frozen=True, eq=False)
 class PersistentIntervention:
-    """What is changed in every forward of a conversation; `STANDING_NOTHING` is the clean model.
+    """What is changed in every forward of a conversation; `NOTHING_PERSISTENT` is the clean model.
 
     Attributes:
         edits: edits at "all" or "candidate" positions, each with one value for every position, or a factor.
-        hidden: the query heads that do not see the spans named with each prompt.
+        knockout_heads: the query heads that do not see the spans named with each prompt.
     """
 
     edits: Intervention = NOTHING
-    hidden: HeadSet = _NO_HEADS
+    knockout_heads: HeadSet = _NO_HEADS
 
     def __post_init__(self) -> None:
-        if len(self.edits.without_cuts) < len(self.edits.edits) or self.edits.at_positions.edits:
+        if len(self.edits.without_knockouts) < len(self.edits.edits) or self.edits.at_positions.edits:
             raise InputError(
                 "What holds while decoding is an edit at all or at the action positions, or heads that spans are "
                 "hidden from: a number of a position means another token in each prompt."
             )
-        if any(edit.value is not None and edit.value.ndim == 2 for edit in self.edits.without_cuts):
+        if any(edit.value is not None and edit.value.ndim == 2 for edit in self.edits.without_knockouts):
             raise InputError("What holds while decoding has one value for all positions, not one a position.")
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 over the edits and the heads; "clean" where there are none."""
-        if not self.edits.edits and not len(self.hidden):
+        if not self.edits.edits and not len(self.knockout_heads):
             return "clean"
-        return hashlib.sha256(f"{self.edits.fingerprint}|{self.hidden}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.edits.fingerprint}|{self.knockout_heads}".encode()).hexdigest()
 
     def hook_names(self, model: Model) -> tuple[str, ...]:
         """The hooks that act; raises InputError for heads that the model does not have."""
-        self.hidden.check(model.n_layers, model.n_heads)
+        self.knockout_heads.check(model.n_layers, model.n_heads)
         for edit in self.edits.edits:
             require_fit(model, edit)
-        names = [HOOK_NAMES[edit.site].format(layer=edit.layer) for edit in self.edits.without_cuts]
-        names += [SCORES_HOOK.format(layer=layer) for layer in self.hidden.per_layer()]
+        names = [HOOK_NAMES[edit.site].format(layer=edit.layer) for edit in self.edits.without_knockouts]
+        names += [SCORES_HOOK.format(layer=layer) for layer in self.knockout_heads.per_layer()]
         return tuple(dict.fromkeys(names))
 
     def whole(self, spans: Sequence[Span], length: int) -> Intervention:
         """The same for a full forward over `length` tokens: what the slow path asks of the stock model."""
         cuts = [
-            cut_edges(self.hidden, range(start, stop), tuple(range(stop, length)))
+            knock_out_edges(self.knockout_heads, range(start, stop), tuple(range(stop, length)))
             for start, stop in spans
             if stop < length
         ]
@@ -92,19 +92,19 @@ class PersistentIntervention:
         placed = [EditLocation(edit, None) for edit in acting.edits]
         for start, stop in spans:
             begin = max(stop, first)
-            if begin >= first + count or not len(self.hidden):
+            if begin >= first + count or not len(self.knockout_heads):
                 continue
             rows = torch.arange(begin - first, count, device=model.device)
             columns = torch.arange(start, stop, device=model.device)
             where, sources = tuple(range(begin, first + count)), tuple(range(start, stop))
             placed += [
-                EditLocation(Cut(layer, tuple(heads), sources, where), rows, columns)
-                for layer, heads in self.hidden.per_layer().items()
+                EditLocation(Knockout(layer, tuple(heads), sources, where), rows, columns)
+                for layer, heads in self.knockout_heads.per_layer().items()
             ]
         return placed
 
 
-STANDING_NOTHING = PersistentIntervention()
+NOTHING_PERSISTENT = PersistentIntervention()
 
 
 def require_spans(spans: Sequence[Span], length: int) -> None:

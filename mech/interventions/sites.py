@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mech.errors import InputError
 from mech.heads import Head
-from mech.interventions.edits import HEAD_SITES, Cut, Edit, Site
+from mech.interventions.edits import HEAD_SITES, Edit, Knockout, Site
 from mech.models.model import Model
 
 KV_SITES: tuple[Site, ...] = ("k", "v")
@@ -25,13 +25,13 @@ def kv_head_of(model: Model, head: Head) -> int:
     return head.head // (model.n_heads // model.n_kv_heads)
 
 
-def require_fit(model: Model, edit: Edit | Cut) -> None:
+def require_fit(model: Model, edit: Edit | Knockout) -> None:
     """Raise InputError for a change that this model cannot carry out as it is written.
 
     A head beyond the last would change nothing and read as "no effect"; so would a positive factor on queries or keys
     that are normalised per head afterwards, which undoes it.
     """
-    if isinstance(edit, Cut):
+    if isinstance(edit, Knockout):
         _require_heads(edit.layer, edit.heads[-1], model.n_heads, "")
         return
     if edit.head is not None:

@@ -175,7 +175,7 @@ def controls(rollouts: pd.DataFrame) -> pd.DataFrame:
 
 
 def is_draw_of(change: str, selected: str) -> bool:
-    """Whether a change is a random control of another: hide-random3 of hide."""
+    """Whether a change is a random control of another: knockout-random3 of knockout."""
     head, found, draw = change.rpartition(_RANDOM)
     return bool(found) and head == selected and draw.isdigit()
 

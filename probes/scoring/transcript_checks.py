@@ -49,7 +49,7 @@ def transcript_checks(model: Model, wording: Wording) -> list[CheckResult]:
         ),
         _attempt("record_tokens", lambda: _tokens(engine, item, wording), "agree on transcripts"),
         _attempt("pattern_positions", lambda: _pattern(engine, item, wording), "patch --site pattern"),
-        _attempt("hidden_turns", lambda: _hidden(model, item), "rollout --change hide"),
+        _attempt("hidden_turns", lambda: _hidden(model, item), "rollout --change knockout"),
     ]
     return results
 

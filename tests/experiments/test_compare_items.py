@@ -235,9 +235,9 @@ HIDDEN = {4: "aaab", 8: "aabc"}
 
 
 def dose_run(folder: Path, size: int, first: str = "aaaa") -> Path:
-    """A folder of `rollout` whose change `hide` was made to so many heads."""
+    """A folder of `rollout` whose change `knockout` was made to so many heads."""
     folder.mkdir()
-    arms = {"verbatim": first, "verbatim/hide": HIDDEN[size], "verbatim/hide-random0": "aaaa"}
+    arms = {"verbatim": first, "verbatim/knockout": HIDDEN[size], "verbatim/knockout-random0": "aaaa"}
     steps = together(
         *(rollout(said, arm=arm, task=f"t{task}") for arm, said in arms.items() for task in range(8))
     )
@@ -260,12 +260,12 @@ def test_rollouts_of_several_sizes_are_one_table_by_size(scoring: Callable[..., 
     assert tuple(table.columns) == schema.ROLLOUT_DOSES
     rows = table[table["metric"] == "repeat_per_chance"]
     assert rows[["change", "k", "n", "n_changed"]].to_numpy().tolist() == [
-        ["hide", 4, 8, 8],
-        ["hide", 8, 8, 8],
+        ["knockout", 4, 8, 8],
+        ["knockout", 8, 8, 8],
     ]
     np.testing.assert_allclose(rows["difference"], [-1 / 3, -2 / 3])
     assert set(rows["family_size"]) == {2} and rows["p"].tolist() == [2 / 2**8] * 2
-    assert "verbatim/hide of 4" in "\n".join(said.out)
+    assert "verbatim/knockout of 4" in "\n".join(said.out)
 
 
 def test_runs_whose_first_arm_differs_are_no_doses_of_one_change(scoring: Callable[..., Said]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from mech.engine.engine import Engine
 from mech.engine.queries import Query
-from mech.interventions.intervention import NOTHING, cut_edges
+from mech.interventions.intervention import NOTHING, knock_out_edges
 from mech.patching.patch import all_heads
 from probes.items.toolshed import build_toolshed_items
 from probes.prompts.wording import load_wording
@@ -109,7 +109,7 @@ def test_cutting_nothing_is_the_uncut_run_and_cutting_the_record_is_not(shell: S
     engine, item = Engine(model), ITEMS[1]
     [scoring] = build_queries(model, item, ["neut"], WORDING, ["failed"])
     record = edge_sources(engine, item, "neut", WORDING)["record"]
-    changes = [NOTHING, cut_edges(all_heads(model), ()), cut_edges(all_heads(model), record)]
+    changes = [NOTHING, knock_out_edges(all_heads(model), ()), knock_out_edges(all_heads(model), record)]
     queries = [Query(scoring.query.prompt, scoring.query.action, change) for change in changes]
     uncut, nothing, cut = engine.score(queries, len(scoring.query.prompt) - 1)
     assert nothing.total == uncut.total and abs(cut.total - uncut.total) > 10 * NATS

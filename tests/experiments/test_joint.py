@@ -214,12 +214,12 @@ def test_a_direction_moves_as_far_and_elsewhere_and_alike_where_runs_share_a_pos
         key = (candidate, "neut")
         change = replace_heads(heads, at.z((candidate, "pre")), "candidate")
         moved[candidate] = elsewhere(change, at.z(key), session.streams("x"))
-        for edit, other in zip(change.without_cuts, moved[candidate].without_cuts, strict=True):
+        for edit, other in zip(change.without_knockouts, moved[candidate].without_knockouts, strict=True):
             own = at.z(key)[edit.layer, :, edit.head]
             assert edit.value is not None and other.value is not None
             far, wide = (edit.value - own).norm(dim=-1), (other.value - own).norm(dim=-1)
             assert (far - wide).abs().max() < 1e-5 and (edit.value - other.value).abs().max() > 1e-3
-    for one, other in zip(moved["failed"].without_cuts, moved["gold"].without_cuts, strict=True):
+    for one, other in zip(moved["failed"].without_knockouts, moved["gold"].without_knockouts, strict=True):
         # The first position predicts the first token of either action: one run, one direction.
         assert one.value is not None and other.value is not None
         assert (one.value[0] - other.value[0]).abs().max() < 1e-5

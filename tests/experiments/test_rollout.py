@@ -37,7 +37,7 @@ from mech.engine.engine import Engine
 from mech.engine.queries import Query
 from mech.heads import HeadSet
 from mech.interventions.intervention import scale_heads
-from mech.interventions.persistent import STANDING_NOTHING, PersistentIntervention
+from mech.interventions.persistent import NOTHING_PERSISTENT, PersistentIntervention
 from mech.models.model import Model
 from mech.patching.patch import all_heads
 from probes.rollouts.steps import per_step
@@ -97,30 +97,32 @@ def test_a_row_s_turn_is_what_full_forwards_write_under_the_same_change(shell: S
     model = loaded_once(str(shell.model))
     drawn = HeadSet.parse(shell.about("rollout")["provenance"]["sets"]["random0"])
     chosen = HeadSet.parse(HEADS)
-    standings = {
-        "none": STANDING_NOTHING,
+    persistent_kinds = {
+        "none": NOTHING_PERSISTENT,
         "ablate": PersistentIntervention(scale_heads(chosen, 0.0, "all")),
-        "hide": PersistentIntervention(hidden=chosen),
-        "hide-all": PersistentIntervention(hidden=all_heads(model)),
+        "knockout": PersistentIntervention(knockout_heads=chosen),
+        "knockout-all": PersistentIntervention(knockout_heads=all_heads(model)),
         "ablate-random0": PersistentIntervention(scale_heads(drawn, 0.0, "all")),
-        "hide-random0": PersistentIntervention(hidden=drawn),
+        "knockout-random0": PersistentIntervention(knockout_heads=drawn),
     }
     every = shell.lines("steps")
     rows = [row for row in every if row["index"] in (1, 3)]
-    assert {row["change"] for row in rows} == set(standings)
+    assert {row["change"] for row in rows} == set(persistent_kinds)
     first: dict[tuple[str, int], list[float]] = {}
-    hidden: dict[int, int] = {}
+    knockout_heads: dict[int, int] = {}
     for row in rows:
         prompt = tuple(row["prompt_ids"])
         spans = failed_calls(model, every, row)
-        turn = decode_uncached(model, prompt, Decoding(1), standings[row["change"]], spans=spans)
-        hidden[row["index"]] = max(hidden.get(row["index"], 0), len(spans))
+        turn = decode_uncached(model, prompt, Decoding(1), persistent_kinds[row["change"]], spans=spans)
+        knockout_heads[row["index"]] = max(knockout_heads.get(row["index"], 0), len(spans))
         assert row["token_ids"][0] == (turn.tokens[0] if turn.tokens else turn.end)
         assert row["token_logprobs"][0] == pytest.approx(turn.logprobs[0], abs=FP32 * 10)
         first.setdefault((row["task_id"], row["index"]), []).append(round(row["first_top"][0][2], 5))
     later = [values for (_, index), values in first.items() if index == 1]
-    assert later and all(len(set(values)) == len(standings) for values in later)  # each change does something
-    assert hidden[1] == 1 and hidden[3] > 1  # not the first failure alone
+    assert later and all(
+        len(set(values)) == len(persistent_kinds) for values in later
+    )  # each change does something
+    assert knockout_heads[1] == 1 and knockout_heads[3] > 1  # not the first failure alone
 
 
 def failed_calls(model: Any, rows: list[dict[str, Any]], row: dict[str, Any]) -> list[tuple[int, int]]:
@@ -157,7 +159,16 @@ def tables_and_rows(folder: Path) -> dict[str, bytes]:
 def test_a_killed_run_ends_with_the_bytes_of_an_unkilled_one(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("--harness", "verbatim+ban,drop", "--change", "none,hide", "--temperature", "1.2", *ZERO, *SMALL)
+    words = (
+        "--harness",
+        "verbatim+ban,drop",
+        "--change",
+        "none,knockout",
+        "--temperature",
+        "1.2",
+        *ZERO,
+        *SMALL,
+    )
     shell.ran("rollout", *words, out="whole")
     whole = tables_and_rows(shell.tmp / "whole")
     with monkeypatch.context() as patch:
@@ -249,10 +260,10 @@ def test_a_leftover_that_does_not_fit_the_rollout_is_refused(shell: Shell) -> No
 def test_what_a_ban_means_to_the_decoder(shell: Shell) -> None:
     """A readable call is refused wherever its end would stand, in any spelling; a part of one only as a whole."""
     shed, engine = Toolshed(), Engine(loaded_once(str(shell.model)))
-    by_tokens = ModelPolicy(engine, shed, STANDING_NOTHING, Decoding(4), "token", np.random.default_rng(0))
+    by_tokens = ModelPolicy(engine, shed, NOTHING_PERSISTENT, Decoding(4), "token", np.random.default_rng(0))
     assert by_tokens.bans(Ban("done()", True)) == list(token_bans(engine.model, "done()"))
     for level, spellings in (("string", 0), ("canonical", 1)):
-        policy = ModelPolicy(engine, shed, STANDING_NOTHING, Decoding(4), level, np.random.default_rng(0))
+        policy = ModelPolicy(engine, shed, NOTHING_PERSISTENT, Decoding(4), level, np.random.default_rng(0))
         call = policy.bans(Ban("drop_meeting(ref='mt-7')", True))
         respelt = Proposal((), 0, 'drop_meeting( ref = "mt-7" )', False)
         assert [ban.when for ban in call] == ["end", "always", "always"][: 2 + spellings]
@@ -273,7 +284,7 @@ def test_a_ban_and_a_turn_s_end_know_the_program_that_the_task_asks_for(shell: S
         repair = CodeRepair(sandbox, [problem])
         [task] = repair.tasks(1, seeded)
         policy = ModelPolicy(
-            engine, repair, STANDING_NOTHING, Decoding(4), "canonical", np.random.default_rng(0), task
+            engine, repair, NOTHING_PERSISTENT, Decoding(4), "canonical", np.random.default_rng(0), task
         )
         equal, same = policy.bans(Ban(double, False))
         dressed = f"```\n{helper}\n```\n```python\n{double}\n```"
@@ -463,12 +474,14 @@ def test_what_cannot_be_rolled_out_or_predicted_is_one_sentence(shell: Shell, tm
 
 
 def test_an_arm_that_would_hide_nothing_is_left_out(shell: Shell) -> None:
-    said = shell("rollout", "--harness", "verbatim,abstract,drop+ban", "--change", "none,hide", *SMALL, *ZERO)
+    said = shell(
+        "rollout", "--harness", "verbatim,abstract,drop+ban", "--change", "none,knockout", *SMALL, *ZERO
+    )
     assert said.code == 0
     names = {row["arm"] for row in shell.lines("steps")}
-    assert names == {"verbatim", "abstract", "drop+ban", "verbatim/hide"}
+    assert names == {"verbatim", "abstract", "drop+ban", "verbatim/knockout"}
     assert set(shell.about("rollout")["provenance"]["arms"]) == names
-    shell("rollout", "--harness", "drop", "--change", "hide", *SMALL, *ZERO, out="none").sentence(
+    shell("rollout", "--harness", "drop", "--change", "knockout", *SMALL, *ZERO, out="none").sentence(
         "add verbatim"
     )
 
@@ -484,5 +497,5 @@ def test_every_reference_fits_into_a_reply(smollm2: Any) -> None:
 
 
 def test_changes_are_read_once_each() -> None:
-    assert parse_changes("hide,none,hide") == ("hide", "none")
+    assert parse_changes("knockout,none,knockout") == ("knockout", "none")
     assert parse_changes("all") == CHANGES

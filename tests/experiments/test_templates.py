@@ -17,7 +17,7 @@ from experiments.run.seeds import py_stream
 from mech.decoding.decode import Decoding
 from mech.decoding.turn_spans import turn_span
 from mech.engine.engine import Engine
-from mech.interventions.persistent import STANDING_NOTHING
+from mech.interventions.persistent import NOTHING_PERSISTENT
 from mech.models.chat import render
 from probes.items.item import dump_items
 from probes.prompts.wording import DEFAULT_WORDING
@@ -121,7 +121,7 @@ def test_what_a_reply_spells_is_text_in_the_next_prompt(shell: Shell) -> None:
     [failed] = request.failed_turns
     start, stop = turn_span(engine.model, request.messages, failed)
     assert engine.model.tokenizer.decode(rendering.ids[start:stop]) == SPELT
-    policy = ModelPolicy(engine, shed, STANDING_NOTHING, Decoding(2), "token", np.random.default_rng(0))
+    policy = ModelPolicy(engine, shed, NOTHING_PERSISTENT, Decoding(2), "token", np.random.default_rng(0))
     [banned, *_] = policy.bans(request.bans[0])
     assert min(getattr(banned, "ids")) > 4  # the ban is of the letters too  # noqa: B009
     reply = policy(dataclasses.replace(request, bans=()))
@@ -140,7 +140,7 @@ def test_a_reply_that_spells_a_special_token_says_so(shell: Shell, monkeypatch: 
         return dataclasses.replace(real(*args, **more), text="go <end> <turn>")
 
     monkeypatch.setattr(policies, "decode", spelling)
-    policy = ModelPolicy(engine, shed, STANDING_NOTHING, Decoding(2), "token", np.random.default_rng(0))
+    policy = ModelPolicy(engine, shed, NOTHING_PERSISTENT, Decoding(2), "token", np.random.default_rng(0))
     reply = policy(write(HARNESSES["verbatim"], shed, task, [], PHRASES))
     assert reply.about["notes"][-1] == "the reply spells <end> <turn>"
 

@@ -91,19 +91,19 @@ def test_an_arm_is_a_control_if_its_change_was_drawn_at_random() -> None:
     kinds = {
         "verbatim": "none",
         "verbatim+ban": "none",
-        "drop/hide": "changed",
+        "drop/knockout": "changed",
         "verbatim+ban/ablate-random0": "random",
     }
     assert {arm: kind_of(arm) for arm in kinds} == kinds
 
 
 def test_of_many_curves_those_of_different_harnesses_are_told_apart_first() -> None:
-    assert coloured(list(ARMS)) == [*HARNESSES, "verbatim/ablate", "verbatim/hide"]
+    assert coloured(list(ARMS)) == [*HARNESSES, "verbatim/ablate", "verbatim/knockout"]
     assert coloured(list(reversed(ARMS)))[-6:] == list(reversed(HARNESSES))
-    few = ["verbatim/ablate", "verbatim", "drop/hide"]
+    few = ["verbatim/ablate", "verbatim", "drop/knockout"]
     assert coloured(few) == few
-    ten = [f"verbatim/hide-random{draw}" for draw in range(9)]
-    assert coloured([*ten, "drop/hide", "verbatim"]) == [*ten[:6], "drop/hide", "verbatim"]
+    ten = [f"verbatim/knockout-random{draw}" for draw in range(9)]
+    assert coloured([*ten, "drop/knockout", "verbatim"]) == [*ten[:6], "drop/knockout", "verbatim"]
 
 
 def test_the_csv_behind_the_curves_holds_all_arms_whatever_the_order_of_the_rows(run: Path) -> None:
@@ -133,7 +133,7 @@ def test_the_tables_that_probes_make_of_steps_are_drawn(tmp_path: Path) -> None:
     steps = together(
         *(
             rollout(actions, arm=arm, task=f"t{place}", end="solved" if actions[-1].isupper() else "step_limit")
-            for arm in ("verbatim", "verbatim+ban/hide", "drop")
+            for arm in ("verbatim", "verbatim+ban/knockout", "drop")
             for place, actions in enumerate(rollouts)
         )
     )  # fmt: skip

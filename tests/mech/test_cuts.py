@@ -17,7 +17,7 @@ from mech.engine.sweep import score_interventions
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.interventions.hooks import EditLocation, HookMissed, edit_hooks, hooked
-from mech.interventions.intervention import NOTHING, Cut, Intervention, cut_edges, scale_heads
+from mech.interventions.intervention import NOTHING, Intervention, Knockout, knock_out_edges, scale_heads
 from mech.patching.patch import all_heads, sweep_names
 from tests.mech_cases import (
     ACTION,
@@ -90,7 +90,7 @@ def test_a_cut_edge_has_no_weight_and_the_rest_of_the_row_has_it_all(
 ) -> None:
     model = tiny_model(tiny_folder, family)
     names = everything_names(model, "attn.hook_pattern")
-    query = Query(LEFT, ACTION, cut_edges(HeadSet([Head(0, 1)]), RECORD))
+    query = Query(LEFT, ACTION, knock_out_edges(HeadSet([Head(0, 1)]), RECORD))
     for shared in (0, len(STEM)):
         engine = Engine(model)
         clean, cut = (engine.run(one, names, shared).cache[names[0]] for one in (QUERY, query))
@@ -112,12 +112,12 @@ def test_an_edge_that_is_not_there_is_cut_without_a_bit_of_change(
 ) -> None:
     """A source behind every destination, or no source: 0.0, and not about 0."""
     model = tiny_model(tiny_folder, family, dtype)
-    early = cut_edges(all_heads(model), range(20, 25), tuple(range(10, 15)))
-    assert early.edits and not cut_edges(all_heads(model), ()).edits
+    early = knock_out_edges(all_heads(model), range(20, 25), tuple(range(10, 15)))
+    assert early.edits and not knock_out_edges(all_heads(model), ()).edits
     for route in (Engine(model), Engine(model, slow=True)):
         clean = route.score([QUERY], 0)
         assert_bits(route.score([Query(LEFT, ACTION, early)], 0), clean)
-        assert_bits(route.score([Query(LEFT, ACTION, cut_edges(all_heads(model), ()))], 0), clean)
+        assert_bits(route.score([Query(LEFT, ACTION, knock_out_edges(all_heads(model), ()))], 0), clean)
 
 
 def test_an_edge_outside_a_sliding_window_stays_masked(tiny_folder: FolderFactory) -> None:
@@ -126,9 +126,9 @@ def test_an_edge_outside_a_sliding_window_stays_masked(tiny_folder: FolderFactor
     far, near = range(RECORD[0], RECORD[-1] + 1), range(30, 33)
     for route in (Engine(model), Engine(model, slow=True)):
         [clean] = route.score([QUERY], 0)
-        assert_bits(route.score([Query(LEFT, ACTION, cut_edges(sliding, far))], 0), [clean])
+        assert_bits(route.score([Query(LEFT, ACTION, knock_out_edges(sliding, far))], 0), [clean])
         for heads, sources in ((sliding, near), (full, far), (full, near)):
-            [changed] = route.score([Query(LEFT, ACTION, cut_edges(heads, sources))], 0)
+            [changed] = route.score([Query(LEFT, ACTION, knock_out_edges(heads, sources))], 0)
             assert np.abs(changed.logprobs - clean.logprobs).max() > VISIBLE / 10
 
 
@@ -139,9 +139,11 @@ def test_a_row_without_an_edge_is_an_error_by_name(tiny_folder: FolderFactory) -
     for family in ("llama", "gpt2"):
         model = tiny_model(tiny_folder, family)
         before = n_torch_hooks(model)
-        whole = cut_edges(HeadSet([Head(1, 0), Head(1, 2)]), range(12), (11, 20))
-        parts = [cut_edges(HeadSet([Head(1, 2)]), sources, (11,)) for sources in (range(6), range(6, 12))]
-        one_left = cut_edges(HeadSet([Head(1, 2)]), range(11), (11,))
+        whole = knock_out_edges(HeadSet([Head(1, 0), Head(1, 2)]), range(12), (11, 20))
+        parts = [
+            knock_out_edges(HeadSet([Head(1, 2)]), sources, (11,)) for sources in (range(6), range(6, 12))
+        ]
+        one_left = knock_out_edges(HeadSet([Head(1, 2)]), range(11), (11,))
         for route in (Engine(model), Engine(model, slow=True)):
             with pytest.raises(InputError, match="L1H0 has no edge left at 1 of its destination positions"):
                 route.score([Query(LEFT, ACTION, whole)])
@@ -156,23 +158,23 @@ def test_a_row_whose_whole_window_is_cut_is_an_error(tiny_folder: FolderFactory)
     window = range(last - SLIDING_WINDOW + 1, last + 1)
     for route in (Engine(model), Engine(model, slow=True)):
         with pytest.raises(InputError, match="L0H1 has no edge left at 1 "):
-            route.score([Query(LEFT, ACTION, cut_edges(HeadSet([Head(0, 1)]), window))])
-        assert route.score([Query(LEFT, ACTION, cut_edges(HeadSet([Head(0, 1)]), window[1:]))])
-        assert route.score([Query(LEFT, ACTION, cut_edges(HeadSet([Head(1, 1)]), window))])
+            route.score([Query(LEFT, ACTION, knock_out_edges(HeadSet([Head(0, 1)]), window))])
+        assert route.score([Query(LEFT, ACTION, knock_out_edges(HeadSet([Head(0, 1)]), window[1:]))])
+        assert route.score([Query(LEFT, ACTION, knock_out_edges(HeadSet([Head(1, 1)]), window))])
 
 
 def test_heads_and_layers_that_do_not_exist_are_refused(tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, "llama")
     for route in (Engine(model), Engine(model, slow=True)):
         with pytest.raises(InputError, match="L0H4 does not exist: the model has heads 0-3"):
-            route.score([Query(LEFT, ACTION, cut_edges(HeadSet([Head(0, 4), Head(0, 1)]), RECORD))])
+            route.score([Query(LEFT, ACTION, knock_out_edges(HeadSet([Head(0, 4), Head(0, 1)]), RECORD))])
         with pytest.raises(InputError, match="no hook named 'blocks.3.attn.hook_attn_scores'"):
-            route.score([Query(LEFT, ACTION, cut_edges(HeadSet([Head(3, 0)]), RECORD))])
+            route.score([Query(LEFT, ACTION, knock_out_edges(HeadSet([Head(3, 0)]), RECORD))])
 
 
 def test_a_cut_meets_the_scores_of_one_sequence_only(tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, "llama")
-    cut = Cut(0, (1,), (2,), (5,))
+    cut = Knockout(0, (1,), (2,), (5,))
     hooks = edit_hooks(model, [EditLocation(cut, torch.tensor([5]), torch.tensor([2]))])
     with pytest.raises(HookMissed, match=r"where \[1, head, dest_pos, src_pos\] is expected"):
         with hooked(model, hooks):
@@ -192,9 +194,9 @@ def test_cuts_on_the_real_model(smollm2: Any) -> None:
         Query(prompt, action, kind)
         for kind in (
             NOTHING,
-            cut_edges(all_heads(smollm2), range(1, 4)),
-            cut_edges(late, range(1, 4), tuple(range(8, len(prompt)))) + scale_heads(late, 0.5, "all"),
-            Intervention(cut_edges(late, (2,)).edits),
+            knock_out_edges(all_heads(smollm2), range(1, 4)),
+            knock_out_edges(late, range(1, 4), tuple(range(8, len(prompt)))) + scale_heads(late, 0.5, "all"),
+            Intervention(knock_out_edges(late, (2,)).edits),
         )
     ]
     found = Engine(smollm2).score(queries)
@@ -208,10 +210,10 @@ def test_changes_side_by_side_act_at_the_candidate_positions_and_hide_what_stand
     engine = Engine(tiny_model(tiny_folder, "llama"))
     run = engine.run(QUERY, sweep_names(engine.model), shared=0)
     heads, start = HeadSet([Head(1, 0)]), QUERY.candidate.start
-    last = score_interventions(engine, run, [cut_edges(heads, (start - 1,))])
+    last = score_interventions(engine, run, [knock_out_edges(heads, (start - 1,))])
     assert last[0].total != run.score.total
     with pytest.raises(InputError, match="before the action positions"):
-        score_interventions(engine, run, [cut_edges(heads, (start,))])
+        score_interventions(engine, run, [knock_out_edges(heads, (start,))])
     for where in ("all", (start,)):
         with pytest.raises(InputError, match="action positions only"):
             score_interventions(engine, run, [scale_heads(heads, 0.5, where)])

@@ -18,8 +18,8 @@ from mech.engine.prefix_cache import PrefixCache
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.interventions.hooks import HookMissed
-from mech.interventions.intervention import NOTHING, cut_edges, replace_heads, scale_heads
-from mech.interventions.persistent import STANDING_NOTHING, PersistentIntervention, Span
+from mech.interventions.intervention import NOTHING, knock_out_edges, replace_heads, scale_heads
+from mech.interventions.persistent import NOTHING_PERSISTENT, PersistentIntervention, Span
 from mech.models.model import Model
 from mech.patching.patch import all_heads
 from tests.mech_cases import (
@@ -42,27 +42,29 @@ PROMPT = (*LEFT, 30, 31, 32, 33, 34, *LEFT[:10], 30, 31, 32)
 SPANS: tuple[Span, ...] = ((len(STEM), len(STEM) + 6), (len(LEFT) + 2, len(LEFT) + 5))
 
 
-def standings(model: Model) -> dict[str, PersistentIntervention]:
-    """Every kind of standing intervention."""
-    return _standings(noise(model, model.n_layers, model.n_heads, model.d_head, seed=3), all_heads(model))
+def persistent_kinds(model: Model) -> dict[str, PersistentIntervention]:
+    """Every kind of persistent intervention."""
+    return _persistent_kinds(
+        noise(model, model.n_layers, model.n_heads, model.d_head, seed=3), all_heads(model)
+    )
 
 
-def _standings(mean: torch.Tensor, everyone: HeadSet) -> dict[str, PersistentIntervention]:
+def _persistent_kinds(mean: torch.Tensor, everyone: HeadSet) -> dict[str, PersistentIntervention]:
     return {
-        "nothing": STANDING_NOTHING,
+        "nothing": NOTHING_PERSISTENT,
         "mean everywhere": PersistentIntervention(replace_heads(HEADS, mean, "all")),
         "zero everywhere": PersistentIntervention(scale_heads(HEADS, 0.0, "all")),
         "scaled at the candidate": PersistentIntervention(scale_heads(HEADS, 0.3, "candidate")),
         "mean at the candidate": PersistentIntervention(replace_heads(HEADS, mean, "candidate")),
-        "hidden from some": PersistentIntervention(hidden=HEADS),
-        "hidden from all": PersistentIntervention(hidden=everyone),
+        "hidden from some": PersistentIntervention(knockout_heads=HEADS),
+        "hidden from all": PersistentIntervention(knockout_heads=everyone),
         "all at once": PersistentIntervention(
             scale_heads(HEADS, 0.4, "all") + scale_heads(HEADS, 0.4, "candidate"), HeadSet([Head(1, 2)])
         ),
     }
 
 
-KINDS = tuple(_standings(torch.zeros(3, 4, 1), HEADS))
+KINDS = tuple(_persistent_kinds(torch.zeros(3, 4, 1), HEADS))
 
 
 def kv_sequence(
@@ -87,7 +89,7 @@ def test_so_it_does_in_the_precision_of_use(family: str, kind: str, tiny_folder:
 
 def _require_equal(model: Model, kind: str, tolerance: float) -> None:
     """The same turn by full forwards, by one token a forward, and by guesses that are verified."""
-    persistent = standings(model)[kind]
+    persistent = persistent_kinds(model)[kind]
     slow = decode_uncached(model, PROMPT, Decoding(N_NEW), persistent, spans=SPANS)
     for draft in (0, 8):
         how = Decoding(N_NEW, draft=draft)
@@ -104,7 +106,7 @@ def test_each_standing_intervention_moves_the_first_token_s_logits(
 ) -> None:
     model = tiny_model(tiny_folder, "llama")
     clean = decode_uncached(model, PROMPT, Decoding(1), spans=SPANS)
-    changed = decode_uncached(model, PROMPT, Decoding(1), standings(model)[kind], spans=SPANS)
+    changed = decode_uncached(model, PROMPT, Decoding(1), persistent_kinds(model)[kind], spans=SPANS)
     moved = max(abs(a - b) for (_, a), (_, b) in zip(clean.first, changed.first, strict=True))
     assert moved > 1e-3
 
@@ -112,7 +114,7 @@ def test_each_standing_intervention_moves_the_first_token_s_logits(
 def test_it_holds_at_every_generated_token_and_not_at_the_first_alone(tiny_folder: FolderFactory) -> None:
     """Trap 12: after the prompt a hook sees one token at a time."""
     model = tiny_model(tiny_folder, "llama")
-    persistent = standings(model)["scaled at the candidate"]
+    persistent = persistent_kinds(model)["scaled at the candidate"]
     turn = decode(kv_sequence(model, persistent), PROMPT, Decoding(N_NEW, draft=0), spans=SPANS)
     assert turn.tokens
     # The same tokens, teacher-forced without the intervention: later log-probabilities differ too.
@@ -132,7 +134,7 @@ def test_a_chain_that_went_through_other_prompts_writes_the_same(
 ) -> None:
     """A longer transcript, a shorter one, one that differs early, and one whose hidden spans grew."""
     model = tiny_model(tiny_folder, family)
-    persistent = standings(model)[kind]
+    persistent = persistent_kinds(model)[kind]
     how = Decoding(4)
     kept = kv_sequence(model, persistent)
     first = decode(kept, PROMPT, how, spans=SPANS[:1])
@@ -154,7 +156,7 @@ def test_a_chain_that_went_through_other_prompts_writes_the_same(
 
 def test_only_new_tokens_are_run(tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, "llama")
-    kept = kv_sequence(model, STANDING_NOTHING, STEM)
+    kept = kv_sequence(model, NOTHING_PERSISTENT, STEM)
     turn = decode(kept, PROMPT, Decoding(4, draft=0))
     with kept.hooks():
         assert kept.rewind((*PROMPT, *turn.tokens, 5)) >= len(PROMPT) + len(turn.tokens) - 1
@@ -163,7 +165,7 @@ def test_only_new_tokens_are_run(tiny_folder: FolderFactory) -> None:
 
 def test_tokens_edited_as_candidates_are_run_again_as_part_of_a_prompt(tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, "llama")
-    kept = kv_sequence(model, standings(model)["mean at the candidate"])
+    kept = kv_sequence(model, persistent_kinds(model)["mean at the candidate"])
     turn = decode(kept, PROMPT, Decoding(4))
     with kept.hooks():
         assert kept.rewind((*PROMPT, *turn.tokens, 5)) == len(PROMPT) - 1
@@ -173,7 +175,7 @@ def test_sampling_is_the_same_with_and_without_a_cache_and_guesses(tiny_folder: 
     model = tiny_model(tiny_folder, "llama")
     turns = [
         decode(
-            kv_sequence(model, STANDING_NOTHING),
+            kv_sequence(model, NOTHING_PERSISTENT),
             PROMPT,
             Decoding(10, 1.3, draft=d),
             rng=np.random.default_rng(5),
@@ -183,7 +185,7 @@ def test_sampling_is_the_same_with_and_without_a_cache_and_guesses(tiny_folder: 
     turns.append(decode_uncached(model, PROMPT, Decoding(10, 1.3), rng=np.random.default_rng(5)))
     assert len({turn.tokens for turn in turns}) == 1
     other = decode(
-        kv_sequence(model, STANDING_NOTHING), PROMPT, Decoding(10, 1.3), rng=np.random.default_rng(6)
+        kv_sequence(model, NOTHING_PERSISTENT), PROMPT, Decoding(10, 1.3), rng=np.random.default_rng(6)
     )
     assert other.tokens != turns[0].tokens
 
@@ -203,7 +205,7 @@ def test_greedy_tokens_are_those_of_transformers(
         eos_token_id=[4],
         pad_token_id=2,
     )[0, len(PROMPT) :].tolist()
-    turn = decode(kv_sequence(model, STANDING_NOTHING), PROMPT, Decoding(20))
+    turn = decode(kv_sequence(model, NOTHING_PERSISTENT), PROMPT, Decoding(20))
     assert list(turn.tokens) == written[: len(turn.tokens)] and len(turn.tokens) > 3
 
 
@@ -244,7 +246,7 @@ def test_every_ending_has_its_name(tiny_folder: FolderFactory) -> None:
 def test_hooks_are_gone_after_a_turn_and_after_an_error(tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, "llama")
     before = n_torch_hooks(model)
-    kept = kv_sequence(model, standings(model)["all at once"])
+    kept = kv_sequence(model, persistent_kinds(model)["all at once"])
     decode(kept, PROMPT, Decoding(3), spans=SPANS)
     assert n_torch_hooks(model) == before
 
@@ -278,12 +280,12 @@ def test_a_trunk_of_another_intervention_is_refused(tiny_folder: FolderFactory) 
     model = tiny_model(tiny_folder, "llama")
     clean = Engine(model).prefix_cache(STEM)
     with pytest.raises(ValueError, match="another intervention"):
-        KVSequence(model, clean, standings(model)["zero everywhere"])
+        KVSequence(model, clean, persistent_kinds(model)["zero everywhere"])
 
 
 @pytest.mark.parametrize("spans", [((3, 3),), ((5, 9), (7, 12)), ((9, 12), (3, 5)), ((2, 400),), ((-1, 4),)])
 def test_spans_that_are_none_are_refused(spans: tuple[Span, ...], tiny_folder: FolderFactory) -> None:
-    kept = kv_sequence(tiny_model(tiny_folder, "llama"), STANDING_NOTHING)
+    kept = kv_sequence(tiny_model(tiny_folder, "llama"), NOTHING_PERSISTENT)
     with pytest.raises(InputError, match="span"), kept.hooks():
         kept.rewind(PROMPT, spans)
 
@@ -292,13 +294,15 @@ def test_what_cannot_stand_is_refused(tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, "llama")
     rows = noise(model, model.n_layers, 4, model.n_heads, model.d_head)
     with pytest.raises(InputError, match="another token in each prompt"):
-        PersistentIntervention(cut_edges(HEADS, [3], (5, 6)))
+        PersistentIntervention(knock_out_edges(HEADS, [3], (5, 6)))
     with pytest.raises(InputError, match="another token in each prompt"):
         PersistentIntervention(scale_heads(HEADS, 0.0, (4, 5)))
     with pytest.raises(InputError, match="one value for all positions"):
         PersistentIntervention(replace_heads(HEADS, rows, "candidate"))
     with pytest.raises(InputError, match="L9H0 does not exist"):
-        KVSequence(model, PrefixCache((), "clean"), PersistentIntervention(hidden=HeadSet([Head(9, 0)])))
+        KVSequence(
+            model, PrefixCache((), "clean"), PersistentIntervention(knockout_heads=HeadSet([Head(9, 0)]))
+        )
     with pytest.raises(InputError, match="L0H9 does not exist"):
         KVSequence(
             model,
@@ -311,25 +315,25 @@ def test_learned_positions_run_out_in_one_sentence(tiny_folder: FolderFactory) -
     model = tiny_model(tiny_folder, "gpt2")
     for draft in (0, 8):
         with pytest.raises(InputError, match="knows 2048 positions"):
-            decode(kv_sequence(model, STANDING_NOTHING), (5, 6) * 1024, Decoding(4, draft=draft))
+            decode(kv_sequence(model, NOTHING_PERSISTENT), (5, 6) * 1024, Decoding(4, draft=draft))
 
 
 def test_guesses_need_no_room_that_the_turn_does_not(tiny_folder: FolderFactory) -> None:
     """A turn whose last token just fits is written with guesses as without."""
     model = tiny_model(tiny_folder, "gpt2")
     prompt = (*range(20, 64), *(5, 6, 7) * 666, 20, 21, 22)  # whose guess would be 23, 24, … 30
-    turns = [decode(kv_sequence(model, STANDING_NOTHING), prompt, Decoding(4, draft=d)) for d in (0, 8)]
+    turns = [decode(kv_sequence(model, NOTHING_PERSISTENT), prompt, Decoding(4, draft=d)) for d in (0, 8)]
     assert len(prompt) + 4 - 1 == 2048 and turns[0].tokens == turns[1].tokens and len(turns[0].tokens) == 4
 
 
 def test_hiding_the_record_from_all_heads_is_no_longer_seeing_it(tiny_folder: FolderFactory) -> None:
     """From every position behind the span no head of any layer reads it: what its tokens are no longer matters."""
     model = tiny_model(tiny_folder, "llama")
-    persistent = PersistentIntervention(hidden=all_heads(model))
+    persistent = PersistentIntervention(knockout_heads=all_heads(model))
     span = (len(STEM), len(STEM) + 6)
     other = (*PROMPT[: span[0]], *range(120, 126), *PROMPT[span[1] :])
     one, two = (decode(kv_sequence(model, persistent), p, Decoding(8), spans=[span]) for p in (PROMPT, other))
-    seen = decode(kv_sequence(model, STANDING_NOTHING), other, Decoding(8))
+    seen = decode(kv_sequence(model, NOTHING_PERSISTENT), other, Decoding(8))
     assert one.tokens == two.tokens and one.logprobs == pytest.approx(two.logprobs, abs=FP64 * 10)
     assert seen.logprobs != pytest.approx(one.logprobs, abs=1e-3)
 
@@ -353,10 +357,10 @@ def test_the_real_model_writes_the_same_with_and_without_a_cache(smollm2: Model)
     span = (len(start), len(start) + 8)
     found = {}
     for name, persistent in {
-        "clean": STANDING_NOTHING,
+        "clean": NOTHING_PERSISTENT,
         "scaled": PersistentIntervention(scale_heads(heads, 0.5, "all")),
         "zero": PersistentIntervention(scale_heads(heads, 0.0, "candidate")),
-        "hidden": PersistentIntervention(hidden=heads),
+        "hidden": PersistentIntervention(knockout_heads=heads),
     }.items():
         fast = decode(
             KVSequence(smollm2, Engine(smollm2).prefix_cache(prompt[:20], persistent.edits), persistent),
@@ -405,12 +409,13 @@ def test_conversations_drawn_at_random_are_written_as_by_full_forwards(
 
 def _drawn_standing(model: Model, draw: random.Random, seed: int) -> PersistentIntervention:
     heads = list(all_heads(model))
-    edited, hidden = (
+    edited, knockout_heads = (
         HeadSet(draw.sample(heads, 3)),
         HeadSet(draw.sample(heads, draw.choice([0, 4, len(heads)]))),
     )
     where = draw.choice(["all", "candidate"])
     mean = noise(model, model.n_layers, model.n_heads, model.d_head, seed=seed)
     return PersistentIntervention(
-        replace_heads(edited, mean, where) if draw.random() < 0.5 else scale_heads(edited, 0.5, where), hidden
+        replace_heads(edited, mean, where) if draw.random() < 0.5 else scale_heads(edited, 0.5, where),
+        knockout_heads,
     )

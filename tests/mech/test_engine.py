@@ -329,7 +329,7 @@ def test_trunks_in_memory_are_few_and_right(
     kinds = [NOTHING, *(scale_heads(HEADS, alpha, "all") for alpha in (0.0, 0.2, 0.4, 0.6))]
     queries = [Query(LEFT, ACTION, kind) for kind in kinds]
     scores = [engine.score([query], len(STEM)) for query in queries]
-    assert len(engine._trunks) == n_kept
+    assert len(engine._prefixes) == n_kept
     before = engine.forwards.ran
     again = [engine.score([query], len(STEM)) for query in queries]
     for one, other in zip(scores, again, strict=True):

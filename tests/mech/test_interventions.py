@@ -13,11 +13,11 @@ from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.interventions.intervention import (
     NOTHING,
-    Cut,
     Edit,
     Intervention,
+    Knockout,
     Where,
-    cut_edges,
+    knock_out_edges,
     merge,
     replace_heads,
     scale_heads,
@@ -137,7 +137,7 @@ def test_places_given_by_number_may_not_overlap() -> None:
 
 
 def test_every_field_of_a_cut_counts() -> None:
-    cut = Cut(1, (0, 2), (3, 4), "candidate")
+    cut = Knockout(1, (0, 2), (3, 4), "candidate")
     changes: list[dict[str, Any]] = [
         {"layer": 0}, {"heads": (0,)}, {"sources": (3,)}, {"where": (5,)}, {"where": (6,)},
     ]  # fmt: skip
@@ -148,13 +148,20 @@ def test_every_field_of_a_cut_counts() -> None:
 
 def test_edges_are_cut_by_layer_and_none_is_nothing() -> None:
     heads = HeadSet([Head(2, 1), Head(0, 3), Head(2, 0)])
-    first, second = cut_edges(heads, range(4, 6)).edits
-    assert isinstance(first, Cut) and isinstance(second, Cut)
+    first, second = knock_out_edges(heads, range(4, 6)).edits
+    assert isinstance(first, Knockout) and isinstance(second, Knockout)
     assert (first.layer, first.heads, first.sources, first.where) == (0, (3,), (4, 5), "candidate")
     assert (second.layer, second.heads) == (2, (0, 1))
-    assert cut_edges(heads, []).fingerprint == cut_edges(HeadSet([]), [4]).fingerprint == NOTHING.fingerprint
-    whole = scale_heads(heads, 0.0) + cut_edges(heads, [4], (6, 7))
-    assert len(whole.without_cuts) == len(whole.everywhere.edits) == 3 and len(whole.at_positions.edits) == 2
+    assert (
+        knock_out_edges(heads, []).fingerprint
+        == knock_out_edges(HeadSet([]), [4]).fingerprint
+        == NOTHING.fingerprint
+    )
+    whole = scale_heads(heads, 0.0) + knock_out_edges(heads, [4], (6, 7))
+    assert (
+        len(whole.without_knockouts) == len(whole.everywhere.edits) == 3
+        and len(whole.at_positions.edits) == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,18 +175,18 @@ def test_edges_are_cut_by_layer_and_none_is_nothing() -> None:
 )
 def test_a_cut_that_means_nothing_is_refused(sources: tuple[int, ...], where: Where, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        cut_edges(HeadSet([Head(0, 0)]), sources, where)
+        knock_out_edges(HeadSet([Head(0, 0)]), sources, where)
 
 
 def test_places_must_lie_in_the_sequence_and_sources_in_the_prompt() -> None:
     heads = HeadSet([Head(0, 0)])
-    Query((1, 2), (3, 4, 5), scale_heads(heads, 0.0, (3,)) + cut_edges(heads, [1], (3,)))
+    Query((1, 2), (3, 4, 5), scale_heads(heads, 0.0, (3,)) + knock_out_edges(heads, [1], (3,)))
     with pytest.raises(InputError, match="acts at position 4, the sequence has 0-3"):
         Query((1, 2), (3, 4, 5), scale_heads(heads, 0.0, (1, 4)))
     with pytest.raises(InputError, match="acts at position 4, the sequence has 0-3"):
-        Query((1, 2), (3, 4, 5), cut_edges(heads, [0], (4,)))
+        Query((1, 2), (3, 4, 5), knock_out_edges(heads, [0], (4,)))
     with pytest.raises(InputError, match="Edges to position 2 are to be cut, the prompt has 0-1"):
-        Query((1, 2), (3, 4, 5), cut_edges(heads, [2]))
+        Query((1, 2), (3, 4, 5), knock_out_edges(heads, [2]))
 
 
 def test_a_shared_prefix_ends_before_the_first_position_that_is_edited() -> None:
@@ -191,8 +198,8 @@ def test_a_shared_prefix_ends_before_the_first_position_that_is_edited() -> None
         (scale_heads(heads, 0.0, "candidate"), 9),
         (scale_heads(heads, 0.0, (10,)), 9),
         (scale_heads(heads, 0.0, (4, 7)) + scale_heads(heads, 0.0, "candidate"), 4),
-        (cut_edges(heads, [1, 2]), 9),
-        (cut_edges(heads, [1, 2], (6, 7)), 6),
+        (knock_out_edges(heads, [1, 2]), 9),
+        (knock_out_edges(heads, [1, 2], (6, 7)), 6),
     ):
         assert Query(prompt, action, kind).untouched == untouched
 

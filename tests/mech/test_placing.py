@@ -14,7 +14,7 @@ from mech.engine.queries import Query
 from mech.engine.trie import Trie
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
-from mech.interventions.intervention import NOTHING, Edit, Intervention, cut_edges, scale_heads
+from mech.interventions.intervention import NOTHING, Edit, Intervention, knock_out_edges, scale_heads
 from tests.mech_cases import (
     ACTION,
     HEADS,
@@ -47,21 +47,21 @@ def shared_nodes(*interventions: Intervention, action: tuple[int, ...] = (50, 51
 
 def test_queries_part_where_their_edits_differ_and_not_before() -> None:
     at_six, at_eight = scale_heads(HEAD, 0.5, (6,)), scale_heads(HEAD, 0.5, (8,))
-    candidate, cut = scale_heads(HEAD, 0.5, "candidate"), cut_edges(HEAD, (1, 5), (7,))
+    candidate, cut = scale_heads(HEAD, 0.5, "candidate"), knock_out_edges(HEAD, (1, 5), (7,))
     below = len(PROMPT) + 1 - 2
     assert shared_nodes(NOTHING, NOTHING) == shared_nodes(at_six, at_six) == shared_nodes(cut, cut) == below
     assert shared_nodes(NOTHING, at_six) == shared_nodes(at_six, at_eight) == 6 - 2
     assert shared_nodes(at_six, at_six + at_eight) == 8 - 2
     assert shared_nodes(at_six, at_six + candidate) == shared_nodes(NOTHING, candidate) == 9 - 2
-    assert shared_nodes(NOTHING, cut) == shared_nodes(cut, cut_edges(HEAD, (1, 4), (7,))) == 7 - 2
-    assert shared_nodes(candidate, cut_edges(HEAD, (1,))) == 9 - 2
+    assert shared_nodes(NOTHING, cut) == shared_nodes(cut, knock_out_edges(HEAD, (1, 4), (7,))) == 7 - 2
+    assert shared_nodes(candidate, knock_out_edges(HEAD, (1,))) == 9 - 2
     assert shared_nodes(scale_heads(HEAD, 0.5, "all"), scale_heads(HEAD, 0.5, "all")) == below
 
 
 def test_a_shared_node_is_edited_once_and_by_its_own_row_of_values(tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, "llama")
     value = noise(model, 3, model.d_head)
-    kind = Intervention((Edit("z", 0, 1, (6, 9, 10), value),)) + cut_edges(HEAD, (1, 5), (6, 9, 10))
+    kind = Intervention((Edit("z", 0, 1, (6, 9, 10), value),)) + knock_out_edges(HEAD, (1, 5), (6, 9, 10))
     queries = [Query(PROMPT, (50, *rest), kind) for rest in ((51,), (52,), (51,))]
     queries[1] = Query(PROMPT, (49, 52), kind)
     trie, placed, locations = Trie(4), set(), []
@@ -90,7 +90,7 @@ def test_batches_hold_as_many_nodes_as_they_may() -> None:
 @pytest.mark.parametrize("kind", ["an edit at the record", "a cut behind it"])
 def test_a_trunk_that_reaches_into_an_edit_is_refused(kind: str, tiny_folder: FolderFactory) -> None:
     engine = Engine(tiny_model(tiny_folder, "llama"))
-    change = AT_RECORD if kind.startswith("an edit") else cut_edges(HEADS, RECORD, (4, 30))
+    change = AT_RECORD if kind.startswith("an edit") else knock_out_edges(HEADS, RECORD, (4, 30))
     query = Query(LEFT, ACTION, change)
     assert query.untouched == RECORD[0] == 4
     with pytest.raises(ValueError, match="includes a position which the query edits"):
@@ -111,7 +111,11 @@ def test_a_runs_trunk_ends_before_what_was_edited(
 ) -> None:
     """Keys computed under an edit are no one else's: offered under the all-position part, they would be wrong."""
     model = tiny_model(tiny_folder, family)
-    for change in (AT_RECORD, AT_RECORD + scale_heads(HEADS, 0.7, "all"), cut_edges(HEADS, (1, 2), (4, 20))):
+    for change in (
+        AT_RECORD,
+        AT_RECORD + scale_heads(HEADS, 0.7, "all"),
+        knock_out_edges(HEADS, (1, 2), (4, 20)),
+    ):
         query = Query(LEFT, ACTION, change)
         for engine in (Engine(model, tmp_path), Engine(model, tmp_path)):  # run, and read back
             run = engine.run(query, ["blocks.1.attn.hook_z"], shared=2, at={"record": RECORD})

@@ -291,7 +291,7 @@ def test_loops_of_one_arm_against_none_of_the_other_are_mcnemars_exact_test(
     # Of 24 tasks the first arm loops in so many, the other in none: only tasks that differ tell of a sign.
     steps = _many(
         {(arm, f"t{task:02}", 0): "aaa" if arm == "verbatim" and task < loops else "abc"
-         for arm in ("verbatim", "verbatim/hide") for task in range(24)}
+         for arm in ("verbatim", "verbatim/knockout") for task in range(24)}
     )  # fmt: skip
     found = contrasts(per_rollout(steps), rng, n_draws=200).set_index("metric").loc["stuck"]
     assert (found["baseline_mean"], found["arm_mean"]) == (loops / 24, 0)
@@ -303,10 +303,10 @@ def test_loops_of_one_arm_against_none_of_the_other_are_mcnemars_exact_test(
 
 
 def _with_controls(n_controls: int, repeating: int) -> pd.DataFrame:
-    """12 tasks: verbatim loops in all, hide in none, `repeating` of the random arms in none, the others in all."""
-    arms = {"verbatim": "aaa", "verbatim/hide": "abc"}
+    """12 tasks: verbatim loops in all, knockout in none, `repeating` of the random arms in none, the others in all."""
+    arms = {"verbatim": "aaa", "verbatim/knockout": "abc"}
     for draw in range(n_controls):
-        arms[f"verbatim/hide-random{draw}"] = "abc" if draw < repeating else "aaa"
+        arms[f"verbatim/knockout-random{draw}"] = "abc" if draw < repeating else "aaa"
     return per_rollout(
         _many({(arm, f"t{task}", 0): said for arm, said in arms.items() for task in range(12)})
     )
@@ -314,7 +314,7 @@ def _with_controls(n_controls: int, repeating: int) -> pd.DataFrame:
 
 def test_chosen_heads_stand_among_random_sets_on_the_same_rollouts() -> None:
     found = controls(_with_controls(20, 1)).set_index("metric").loc["stuck"]
-    assert (found["arm"], found["baseline"], found["difference"]) == ("verbatim/hide", "verbatim", -1)
+    assert (found["arm"], found["baseline"], found["difference"]) == ("verbatim/knockout", "verbatim", -1)
     assert (found["n_controls"], found["control_mean"]) == (20, -1 / 20)
     assert (found["control_lo"], found["control_hi"], found["n_as_far"]) == (-1, 0, 1)
     assert found["p"] == pytest.approx(2 / 21) and found["n"] == 12
@@ -329,7 +329,7 @@ def test_chosen_heads_stand_among_random_sets_on_the_same_rollouts() -> None:
 
 def test_a_rollout_that_one_control_leaves_undefined_is_compared_in_none() -> None:
     rollouts = _with_controls(3, 0)
-    gone = (rollouts["arm"] == "verbatim/hide-random1") & (rollouts["task_id"] == "t3")
+    gone = (rollouts["arm"] == "verbatim/knockout-random1") & (rollouts["task_id"] == "t3")
     rollouts.loc[gone, "repeat_per_chance"] = math.nan
     found = controls(rollouts).set_index("metric").loc["repeat_per_chance"]
     assert (found["n"], found["n_undefined"]) == (11, 1)
@@ -338,18 +338,20 @@ def test_a_rollout_that_one_control_leaves_undefined_is_compared_in_none() -> No
 def test_arms_of_random_heads_are_compared_and_are_no_members_of_the_family() -> None:
     table = contrasts(_with_controls(3, 0), rng, n_draws=200)
     rows = table[table["metric"] == "stuck"].set_index("arm")
-    assert rows.loc["verbatim/hide", "family_size"] == 1 and rows.loc["verbatim/hide", "p"] == 2 / 2**12
-    assert rows.loc["verbatim/hide-random0", "family_size"] == 0
-    assert is_draw_of("hide-random3", "hide") and is_draw_of("ablate-random0", "ablate")
-    assert not is_draw_of("hide-random3", "ablate") and not is_draw_of("hide", "hide")
-    assert not is_draw_of("hide-all", "hide")
+    assert (
+        rows.loc["verbatim/knockout", "family_size"] == 1 and rows.loc["verbatim/knockout", "p"] == 2 / 2**12
+    )
+    assert rows.loc["verbatim/knockout-random0", "family_size"] == 0
+    assert is_draw_of("knockout-random3", "knockout") and is_draw_of("ablate-random0", "ablate")
+    assert not is_draw_of("knockout-random3", "ablate") and not is_draw_of("knockout", "knockout")
+    assert not is_draw_of("knockout-all", "knockout")
 
 
 SQUARE = ("verbatim", "verbatim/ablate", "verbatim+ban", "verbatim+ban/ablate")
 
 
 def test_the_factorial_is_the_difference_of_differences_on_the_same_rollouts() -> None:
-    steps = _studied((*SQUARE, "drop", "drop/ablate", "drop+ban", "verbatim/hide"))
+    steps = _studied((*SQUARE, "drop", "drop/ablate", "drop+ban", "verbatim/knockout"))
     rollouts = per_rollout(steps)
     table = factorial(rollouts, rng, n_draws=300)
     assert set(zip(table["harness"], table["change"], strict=True)) == {("verbatim", "ablate")}
@@ -371,7 +373,7 @@ def test_the_factorial_is_the_difference_of_differences_on_the_same_rollouts() -
 
 def test_holm_in_the_factorial_is_over_harnesses_and_changes_of_one_measure() -> None:
     arms = tuple(f"{harness}{ban}{change}" for harness in ("verbatim", "abstract")
-                 for ban in ("", "+ban") for change in ("", "/ablate", "/hide"))  # fmt: skip
+                 for ban in ("", "+ban") for change in ("", "/ablate", "/knockout"))  # fmt: skip
     table = factorial(per_rollout(_studied(arms, n_tasks=8)), rng, n_draws=200)
     solved = table[table["metric"] == "solved"]
     assert len(solved) == 4 and set(solved["family_size"]) == {int(solved["p"].notna().sum())}
@@ -457,7 +459,7 @@ def test_arms_models_and_environments_are_kept_apart() -> None:
 def test_how_often_a_reply_was_edited_is_counted_by_arm_and_edit() -> None:
     marks = [["fence removed"], [], ["fence removed", "text removed"], []]
     steps = together(
-        rollout("aaaa", given=1, extraction=marks), rollout("bb", arm="drop/hide", extraction=[[], []])
+        rollout("aaaa", given=1, extraction=marks), rollout("bb", arm="drop/knockout", extraction=[[], []])
     )
     found = extractions(steps)
     assert schema.TABLES["rollout_extractions"] == rollout_tables.EXTRACTIONS == tuple(found.columns)
