@@ -2,7 +2,7 @@
 
     edits       z of heads replaced or scaled: at all positions, or at the action positions, which in decoding are
                 the last token of the prompt and every generated one
-    hidden      from every position behind a span of the prompt, these heads do not see the span (`hide-failed`: the
+    knockout    from every position behind a span of the prompt, these heads do not see the span (`knockout`: the
                 spans are the failed calls; the tokens stay, and other heads read them)
 
 A position is a place in the whole sequence, never a place in one forward: in decoding a hook fires once on the prompt
