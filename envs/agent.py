@@ -50,7 +50,7 @@ QUOTED = r"""
 
 @dataclass(frozen=True)
 class Demonstration:
-    """An errand carried out: its goal, and (action, observation) pairs."""
+    """A task carried out: its goal, and (action, observation) pairs."""
 
     goal: str
     steps: tuple[tuple[str, str], ...]
@@ -73,7 +73,7 @@ class AgentEnvironment(Environment[State], Protocol[State]):
     """An environment in which a policy can act. Every method is a function of its arguments alone."""
 
     demonstrations: tuple[Demonstration, ...]
-    """Errands carried out before the task's own, the same for every harness and task: they show the form of a reply."""
+    """Tasks carried out before the task's own, the same for every harness and task: they show the form of a reply."""
 
     def rollout_tasks(self, n: int, stream: Stream) -> tuple[Task[State], ...]:
         """The first n tasks to act on; a larger n only adds tasks. Every one changes the state it starts in."""

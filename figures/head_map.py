@@ -20,12 +20,9 @@ from matplotlib.ticker import MaxNLocator
 from figures import style
 from figures.load import (
     DIFFERENCES,
-    DIRECTIONS,
     FigureError,
     Heads,
-    MissingTable,
     head_shares,
-    read_effects,
     read_heads,
 )
 
@@ -64,11 +61,8 @@ def draw_head_scores(run: Path, selected: Heads) -> list[Path]:
 
 def draw_head_effects(run: Path, selected: Heads, metric: str = "logprob") -> list[Path]:
     """Write the figure `head_effects` (share of Δcopy per head, a panel per direction); returns its files."""
-    effects = read_effects(run, metric)
-    present = [direction for direction in DIRECTIONS if direction in set(effects["direction"])]
-    if not present:
-        raise MissingTable(f"effects.csv has no rows of the directions {' or '.join(DIRECTIONS)}.")
-    shares = {direction: head_shares(effects, direction) for direction in present}
+    shares = head_shares(run, metric)
+    present = list(shares)
     grids = {direction: 100 * head_grid(table, "share") for direction, table in shares.items()}
     height = sum(0.72 + panel_height(grid) for grid in grids.values())
     with style.styled():

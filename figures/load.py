@@ -1,11 +1,4 @@
-"""Tables of a run folder, read with their required columns checked; the only reader in this room.
-
-Also the one aggregation that a table does not hold: a head's share over all items, as a ratio of sums
-
-    share(head) = Σ_items effect(item, head) / Σ_items Δcopy(item),    Δcopy(item) = effect / share of a row,
-
-because a mean of per-item ratios is ruled by the items whose Δcopy is near zero.
-"""
+"""Tables of a run folder, read with their required columns checked; the only reader in this room."""
 
 from __future__ import annotations
 
@@ -20,12 +13,8 @@ Heads = list[tuple[int, int]]
 REQUIRED: dict[str, tuple[str, ...]] = {
     "summary.csv": ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "n"),
     "heads.csv": ("layer", "head", "prefix_matching"),
-    "effects.csv": (
-        *("metric", "item_id", "direction", "layer", "head", "effect_nats", "share"),
-        *("site", "at", "from", "to"),
-    ),
     "shares.csv": (
-        *("metric", "direction", "layer", "share", "ci_lo", "ci_hi", "n"),
+        *("metric", "direction", "layer", "head", "effect_nats", "share", "ci_lo", "ci_hi", "n"),
         *("site", "at", "from", "to", "kv_head"),
     ),
     "redundancy.csv": (
@@ -33,7 +22,18 @@ REQUIRED: dict[str, tuple[str, ...]] = {
         *("site", "at", "from", "to"),
     ),
     "direct.csv": (
-        *("metric", "direction", "kind", "layer", "head", "total_share", "direct_share", "role", "n"),
+        *(
+            "metric",
+            "direction",
+            "kind",
+            "layer",
+            "head",
+            "total_share",
+            "total_nats",
+            "direct_share",
+            "role",
+            "n",
+        ),
         *("from", "to"),
     ),
     "layers.csv": ("metric", "site", "direction", "layer", "share", "ci_lo", "ci_hi", "n", "from", "to"),
@@ -257,51 +257,38 @@ def selected_heads(heads: pd.DataFrame) -> Heads:
     return [(int(layer), int(head)) for layer, head in zip(ordered["layer"], ordered["head"], strict=True)]
 
 
-def read_effects(run: Path, metric: str = "logprob") -> pd.DataFrame:
-    """The rows of `effects.csv` that are of z at the action positions between pre and neut: heads and Δcopy.
+def head_shares(run: Path, metric: str = "logprob") -> dict[str, pd.DataFrame]:
+    """Direction → one row a head: layer, head, share of Δcopy (a ratio of sums over items), effect_nats, n (items).
 
-    Of one metric, whose Δcopy the shares are of.
+    Of z at the action positions, from pre to neut: out of shares.csv (`backfire patch`), or, where that has none,
+    the total effects of direct.csv (`backfire direct`), which are the same exact patches.
 
     Raises:
-        FigureError: as `read_table`; MissingTable where there are no such rows.
+        FigureError: as `read_table`, or a head is listed twice; MissingTable where neither table has such rows.
     """
-    table = of_metric(read_table(run, "effects.csv"), "effects.csv", metric)
-    wanted = {"site": "z", "at": "candidate", "from": "pre", "to": "neut"}
+    try:
+        table = of_metric(read_table(run, "shares.csv"), "shares.csv", metric)
+        wanted = {"site": "z", "at": "candidate", "from": "pre", "to": "neut"}
+        rows = _matching(table, "shares.csv", wanted)
+    except MissingTable as reason:
+        if not (run / "direct.csv").is_file():
+            raise
+        table = of_metric(read_table(run, "direct.csv"), "direct.csv", metric)
+        rows = _matching(table, "direct.csv", {"kind": "head", "from": "pre", "to": "neut"}, reason)
+        rows = rows.drop(columns=["share", "effect_nats"], errors="ignore")
+        rows = rows.rename(columns={"total_share": "share", "total_nats": "effect_nats"})
+    refuse_doubles(rows, "the table of head effects", ["direction", "layer", "head"])
+    columns = ["layer", "head", "effect_nats", "share", "n"]
+    found = {name: rows.loc[rows["direction"] == name, columns] for name in DIRECTIONS}
+    return {name: part.astype({"layer": int, "head": int}) for name, part in found.items() if len(part)}
+
+
+def _matching(
+    table: pd.DataFrame, name: str, wanted: dict[str, str], reason: MissingTable | None = None
+) -> pd.DataFrame:
+    """The rows with these values; raises MissingTable where there are none."""
     rows = table[(table[list(wanted)] == list(wanted.values())).all(axis=1)]
     if rows.empty:
-        raise MissingTable("effects.csv has no rows of site z at the action positions from pre to neut.")
+        named = ", ".join(f"{column} {value}" for column, value in wanted.items())
+        raise MissingTable(f"{name} has no rows of {named}.") from reason
     return rows
-
-
-def head_shares(effects: pd.DataFrame, direction: str) -> pd.DataFrame:
-    """One row per head: layer, head, effect_nats (mean per item), share (ratio of sums), n (items).
-
-    Raises:
-        MissingTable: no rows of this direction.
-        FigureError: an item lacks some heads, or its Δcopy cannot be told (all its effects are zero).
-    """
-    rows = effects[effects["direction"] == direction]
-    if rows.empty:
-        raise MissingTable(f"effects.csv has no rows of the direction {direction}.")
-    per_head = rows.groupby(["layer", "head"])["effect_nats"].agg(["mean", "sum", "count"]).reset_index()
-    n_items = rows["item_id"].nunique()
-    if (per_head["count"] != n_items).any():
-        raise FigureError(f"effects.csv has {direction} effects of some heads for some items only.")
-    total = sum(_delta_copy(str(item), group) for item, group in rows.groupby("item_id"))
-    if total == 0:
-        raise FigureError(
-            f"Δcopy sums to zero over the items of the {direction} sweep: shares are undefined."
-        )
-    shares = per_head[["layer", "head"]].astype(int)
-    return shares.assign(effect_nats=per_head["mean"], share=per_head["sum"] / total, n=n_items)
-
-
-def _delta_copy(item: str, rows: pd.DataFrame) -> float:
-    """Δcopy of one item in nats, from its row of largest effect, where the quotient is most accurate."""
-    row = rows.loc[rows["effect_nats"].abs().idxmax()]
-    if row["effect_nats"] == 0:
-        raise FigureError(
-            f"All effects of item {item} in effects.csv are zero: its Δcopy cannot be recovered."
-        )
-    # An undefined share (empty in the table) is written where Δcopy is zero.
-    return 0.0 if np.isnan(row["share"]) else float(row["effect_nats"] / row["share"])

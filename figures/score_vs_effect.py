@@ -16,12 +16,9 @@ from figures import style
 from figures.labels import name_points
 from figures.load import (
     DIFFERENCES,
-    DIRECTIONS,
     FigureError,
     Heads,
-    MissingTable,
     head_shares,
-    read_effects,
     read_heads,
 )
 
@@ -38,12 +35,9 @@ def spearman(x: pd.Series, y: pd.Series) -> float:
 
 
 def draw_score_vs_effect(run: Path, selected: Heads, metric: str = "logprob") -> list[Path]:
-    """Write the figure `score_vs_effect` from heads.csv and effects.csv; returns its three files."""
-    heads, effects = read_heads(run), read_effects(run, metric)
-    present = [direction for direction in DIRECTIONS if direction in set(effects["direction"])]
-    if not present:
-        raise MissingTable(f"effects.csv has no rows of the directions {' or '.join(DIRECTIONS)}.")
-    tables = [_joined(heads, head_shares(effects, direction), selected) for direction in present]
+    """Write the figure `score_vs_effect` from heads.csv and shares.csv; returns its three files."""
+    heads, shares = read_heads(run), head_shares(run, metric)
+    present, tables = list(shares), [_joined(heads, table, selected) for table in shares.values()]
     with style.styled():
         figure, panels = style.new_figure(height=3.3, n_columns=len(present))
         for axes, direction, table in zip(panels, present, tables, strict=True):
@@ -67,9 +61,7 @@ def draw_score_vs_effect(run: Path, selected: Heads, metric: str = "logprob") ->
 def _joined(heads: pd.DataFrame, shares: pd.DataFrame, selected: Heads) -> pd.DataFrame:
     table = heads[["layer", "head", "prefix_matching"]].merge(shares, on=["layer", "head"], how="inner")
     if table.empty:
-        raise FigureError(
-            "heads.csv and effects.csv have no head in common: they come from different models."
-        )
+        raise FigureError("heads.csv and shares.csv have no head in common: they come from different models.")
     chosen = set(selected)
     return table.assign(selected=[pair in chosen for pair in zip(table["layer"], table["head"], strict=True)])
 

@@ -101,6 +101,9 @@ def write_run(run: Path, seed: int = 0, only_heads: bool = False) -> Path:
     heads.to_csv(run / "heads.csv", index=False)
     effects = _effects(heads, rng)
     effects.to_csv(run / "effects.csv", index=False)
+    shares = _head_shares(effects)
+    others = [] if only_heads else [pd.read_csv(run / "shares.csv")]
+    pd.concat([shares, *others])[list(TABLES["shares"])].to_csv(run / "shares.csv", index=False)
     _attribution(effects, np.random.default_rng(seed + 2)).to_csv(run / "attribution.csv", index=False)
     _ablation(rng).to_csv(run / "ablation.csv", index=False)
     _carried(np.random.default_rng(seed + 3)).to_csv(run / "carried.csv", index=False)
@@ -358,6 +361,16 @@ def _effects(heads: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
     # Half of what a head does for a× it does for the reference call.
     margin = whole.assign(effect_nats=0.5 * whole["effect_nats"], metric="margin")
     return pd.concat([whole.assign(metric="logprob"), margin])
+
+
+def _head_shares(effects: pd.DataFrame) -> pd.DataFrame:
+    """Ratios of sums, as `probes.effects.shares.head_shares` makes them."""
+    keys = ["metric", "direction", "layer", "head", "site", "at", "from", "to", "screen"]
+    means = effects.groupby(keys, sort=False)["effect_nats"].mean().reset_index()
+    share = means["effect_nats"] / np.mean(list(ITEMS.values()))
+    share = share.where(means["metric"] == "logprob", 2 * share)
+    cells = {"n": len(ITEMS), "n_clusters": len(ITEMS), "flagged": False, "kv_head": np.nan}
+    return means.assign(share=share, ci_lo=share - 0.01, ci_hi=share + 0.01, **cells)
 
 
 def _attribution(effects: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:

@@ -57,7 +57,6 @@ from figures.load import (
     FigureError,
     head_shares,
     of_metric,
-    read_effects,
     read_heads,
     read_table,
     selected_heads,
@@ -499,9 +498,7 @@ def tables_of(run: Path) -> dict[str, Callable[[], Any]]:
             repeat_probability.repeat_numbers(of("summary.csv")),
         ),
         "heads.csv": lambda: selected_heads(read_heads(run)),
-        "effects.csv": lambda: [
-            head_shares(read_effects(run), direction) for direction in ("noise", "denoise")
-        ],
+        "shares.csv": lambda: head_shares(run),
         "redundancy.csv": lambda: site_comparison.site_numbers(of("redundancy.csv")),
         "direct.csv": lambda: direct_total.direct_numbers(of("direct.csv")),
         "layers.csv": lambda: layer_profile.layer_numbers(of("layers.csv")),

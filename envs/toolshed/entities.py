@@ -85,7 +85,7 @@ def _unit(world: World, gold: Call, rng: random.Random) -> Ghost:
     return unit.name, replace(world, units=tuple(sorted([*world.units, unit])))
 
 
-# By argument. A unit is replaced where it is the target: the amount keeps the unit the errand named.
+# By argument. A unit is replaced where it is the target: the amount keeps the unit the task named.
 GHOSTS: dict[str, Callable[[World, Call, random.Random], Ghost]] = {
     "full_name": _name,
     "address": _address,

@@ -1,4 +1,4 @@
-"""Errands of two or three calls: the sentence a user would write, and the calls that carry it out.
+"""Tasks of two or three calls: the sentence a user would write, and the calls that carry it out.
 
 PAPER_TEMPLATES are the six kinds of the paper's design: rollouts take these, and pools that are held against its
 numbers. TEMPLATES has eight more, so that there are enough kinds of task to generalise over: texts moved and read,
@@ -15,8 +15,8 @@ from datetime import date, timedelta
 from envs.toolshed.calls import Call
 from envs.toolshed.world import DIRECTORIES, LOCKED_DOCUMENT, TIMES, World, make_days, make_world
 
-Errand = tuple[str, tuple[Call, ...]]
-Draw = Callable[[World, random.Random], Errand]
+TaskPlan = tuple[str, tuple[Call, ...]]
+Draw = Callable[[World, random.Random], TaskPlan]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Plan:
 
 
 def make_plan(index: int, rng: random.Random, templates: Mapping[str, Draw] | None = None) -> Plan:
-    """The errand of this index: templates (the paper's where none are given) in rotation, everything else drawn."""
+    """The task of this index: templates (the paper's where none are given) in rotation, everything else drawn."""
     known = PAPER_TEMPLATES if templates is None else templates
     template = list(known)[index % len(known)]
     world = make_world(rng)
@@ -42,7 +42,7 @@ def _call(tool: str, **keywords: object) -> Call:
     return Call(tool, tuple(keywords.items()))
 
 
-def _forward(world: World, rng: random.Random) -> Errand:
+def _forward(world: World, rng: random.Random) -> TaskPlan:
     person = rng.choice(world.people)
     document = rng.choice([each for each in world.documents if each.location != LOCKED_DOCUMENT])
     topic = document.location.partition("/")[2].partition(".")[0]
@@ -56,7 +56,7 @@ def _forward(world: World, rng: random.Random) -> Errand:
     )
 
 
-def _call_off(world: World, rng: random.Random) -> Errand:
+def _call_off(world: World, rng: random.Random) -> TaskPlan:
     meeting = rng.choice(world.meetings)
     eve = (date.fromisoformat(meeting.day) - timedelta(days=1)).isoformat()
     note = f"{meeting.name} is off"
@@ -71,7 +71,7 @@ def _call_off(world: World, rng: random.Random) -> Errand:
     )
 
 
-def _invite(world: World, rng: random.Random) -> Errand:
+def _invite(world: World, rng: random.Random) -> TaskPlan:
     person = rng.choice(world.people)
     name = rng.choice(("Catch-up", "First visit", "Handover", "Plant clinic"))
     day, start = make_days(rng, 1)[0], rng.choice(TIMES)
@@ -82,7 +82,7 @@ def _invite(world: World, rng: random.Random) -> Errand:
     )
 
 
-def _name_list(world: World, rng: random.Random) -> Errand:
+def _name_list(world: World, rng: random.Random) -> TaskPlan:
     group = rng.choice(world.groups)
     names = ", ".join(each.name for each in world.people if each.group == group)
     location = f"{rng.choice(('beds', 'minutes', 'orders'))}/names.txt"
@@ -93,7 +93,7 @@ def _name_list(world: World, rng: random.Random) -> Errand:
     )
 
 
-def _clear_out(world: World, rng: random.Random) -> Errand:
+def _clear_out(world: World, rng: random.Random) -> TaskPlan:
     document = rng.choice([each for each in world.documents if each.location != LOCKED_DOCUMENT])
     directory, day = document.location.partition("/")[0], make_days(rng, 1)[0]
     note = f"look through {directory} again"
@@ -108,7 +108,7 @@ def _clear_out(world: World, rng: random.Random) -> Errand:
     )
 
 
-def _measure(world: World, rng: random.Random) -> Errand:
+def _measure(world: World, rng: random.Random) -> TaskPlan:
     unit = rng.choice(world.units)
     target = rng.choice([each for each in world.units if each.kind == unit.kind and each != unit])
     amount = rng.choice((12, 18, 24, 35, 42, 56, 75, 90)) + rng.choice((0.0, 0.5))
@@ -121,7 +121,7 @@ def _measure(world: World, rng: random.Random) -> Errand:
     )
 
 
-def _move(world: World, rng: random.Random) -> Errand:
+def _move(world: World, rng: random.Random) -> TaskPlan:
     document = rng.choice([each for each in world.documents if each.location != LOCKED_DOCUMENT])
     directory, _, stem = document.location.partition("/")
     location = f"{rng.choice([each for each in DIRECTORIES if each != directory])}/{stem}"
@@ -133,7 +133,7 @@ def _move(world: World, rng: random.Random) -> Errand:
     )
 
 
-def _postpone(world: World, rng: random.Random) -> Errand:
+def _postpone(world: World, rng: random.Random) -> TaskPlan:
     meeting = rng.choice(world.meetings)
     later = (date.fromisoformat(meeting.day) + timedelta(days=rng.choice((7, 14)))).isoformat()
     goal = (
@@ -147,7 +147,7 @@ def _postpone(world: World, rng: random.Random) -> Errand:
     )
 
 
-def _round_mail(world: World, rng: random.Random) -> Errand:
+def _round_mail(world: World, rng: random.Random) -> TaskPlan:
     group = rng.choice(world.groups)
     first = next(each for each in world.people if each.group == group)
     topic, text = rng.choice(_NEWS)
@@ -158,7 +158,7 @@ def _round_mail(world: World, rng: random.Random) -> Errand:
     )
 
 
-def _ring_back(world: World, rng: random.Random) -> Errand:
+def _ring_back(world: World, rng: random.Random) -> TaskPlan:
     person, day = rng.choice(world.people), make_days(rng, 1)[0]
     goal = f"Look up the address of {person.name} and plan a reminder for {day} that says 'write to' and the address."
     return goal, (
@@ -167,7 +167,7 @@ def _ring_back(world: World, rng: random.Random) -> Errand:
     )
 
 
-def _quote(world: World, rng: random.Random) -> Errand:
+def _quote(world: World, rng: random.Random) -> TaskPlan:
     person, unit = rng.choice(world.people), rng.choice(world.units)
     target = rng.choice([each for each in world.units if each.kind == unit.kind and each != unit])
     amount = rng.choice((15, 21, 28, 36, 48, 64, 72, 96)) + rng.choice((0.0, 0.5))
@@ -187,7 +187,7 @@ def _quote(world: World, rng: random.Random) -> Errand:
     )
 
 
-def _note_down(world: World, rng: random.Random) -> Errand:
+def _note_down(world: World, rng: random.Random) -> TaskPlan:
     meeting = rng.choice(world.meetings)
     location = f"{rng.choice(DIRECTORIES)}/diary.txt"
     goal = f"Write the name of the meeting on {meeting.day}, and nothing else, into {location}."
@@ -197,7 +197,7 @@ def _note_down(world: World, rng: random.Random) -> Errand:
     )
 
 
-def _gather(world: World, rng: random.Random) -> Errand:
+def _gather(world: World, rng: random.Random) -> TaskPlan:
     group = rng.choice(world.groups)
     guests = [each.address for each in world.people if each.group == group]
     name = rng.choice(("Inventory", "Planting day", "Rehearsal", "Safety drill"))
@@ -209,7 +209,7 @@ def _gather(world: World, rng: random.Random) -> Errand:
     )
 
 
-def _read_up(world: World, rng: random.Random) -> Errand:
+def _read_up(world: World, rng: random.Random) -> TaskPlan:
     document = rng.choice([each for each in world.documents if each.location != LOCKED_DOCUMENT])
     directory, day = document.location.partition("/")[0], make_days(rng, 1)[0]
     goal = (

@@ -57,7 +57,7 @@ def occurrence_query(sequences: RepeatedTokens, index: int, occurrence: Occurren
         InputError: a sequence of one token has nothing to predict.
     """
     if sequences.length < 2:
-        raise InputError("A repeated sequence needs two tokens at least for a copy to be foretold.")
+        raise InputError("A repeated sequence needs two tokens at least for a copy to be predicted.")
     tokens = tuple(sequences.tokens[index].tolist())
     start = sequences.lead + (sequences.length if occurrence == "second" else 0)
     return Query(tokens[: start + 1], tokens[start + 1 : start + sequences.length])

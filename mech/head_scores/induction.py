@@ -71,7 +71,7 @@ def repeated_tokens(model: Model, rng: np.random.Generator, n_sequences: int, le
         [index for index in range(min(model.d_vocab, len(model.tokenizer))) if index not in special]
     )
     if length < 2:
-        raise InputError("A repeated sequence needs two tokens at least for a copy to be foretold.")
+        raise InputError("A repeated sequence needs two tokens at least for a copy to be predicted.")
     if len(usable) < length:
         raise InputError(f"The vocabulary has {len(usable)} plain tokens, too few for sequences of {length}.")
     half = np.stack([rng.choice(usable, size=length, replace=False) for _ in range(n_sequences)])

@@ -22,7 +22,7 @@ from tests.rollout_cases import PHRASES, saying, streams
 
 SHED = Toolshed()
 EXTRA = "plan_reminder(note='nobody asked', day='2027-03-14')"
-# What else could be done instead of, or beside, the one call that each easy errand asks for.
+# What else could be done instead of, or beside, the one call that each easy task asks for.
 AMISS = {
     "remind": lambda gold: [gold.replace("2027", "2028")],
     "strike": lambda gold: [gold, EXTRA],

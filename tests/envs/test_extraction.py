@@ -121,8 +121,8 @@ def test_a_right_program_is_found_whatever_stands_around_it(
     found = extract(raw, WANTED)
     assert (found.action.text, found.edits) == (program, edits)
     assert extract(program, WANTED).action.text == program
-    repair, errand = task
-    rollout = run(repair, errand, HARNESSES["verbatim+ban"], PHRASES, saying([raw]), max_steps=1)
+    repair, made = task
+    rollout = run(repair, made, HARNESSES["verbatim+ban"], PHRASES, saying([raw]), max_steps=1)
     (step,) = rollout.steps
     assert (rollout.end, step.raw, step.action, step.extraction) == ("solved", raw, program, edits)
     assert step.canonical == repair.canonical(program) and step.dropped == found.dropped

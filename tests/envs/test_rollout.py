@@ -38,7 +38,7 @@ def repair() -> Iterator[CodeRepair]:
 
 @pytest.fixture(scope="module")
 def task() -> Task[World]:
-    """An errand of one call: plan a reminder."""
+    """A task of one call: plan a reminder."""
     return SHED.rollout_tasks(1, streams(0))[0]
 
 

@@ -14,7 +14,7 @@ from figures import FigureError, style, write_all
 from figures.__main__ import main
 from figures.dose_curve import draw_dose_curve
 from figures.labels import name_points, overlap
-from figures.load import head_shares, read_effects
+from figures.load import head_shares
 from tests.synthetic_run import ITEMS, N_HEADS, N_LAYERS, N_SELECTED, write_run
 
 MEASURED = ("scaling", "split_bars", "repeat_probability", "manipulations", "by_family_toolshed", "profiles")
@@ -86,7 +86,7 @@ def test_the_csv_behind_the_maps_holds_every_head_and_its_mark(drawn: Path) -> N
 def test_the_csv_behind_the_scatter_joins_score_and_share(drawn: Path) -> None:
     table = numbers(drawn, "score_vs_effect")
     assert len(table) == 2 * N_LAYERS * N_HEADS
-    shares = head_shares(read_effects(drawn), "denoise")["share"]
+    shares = head_shares(drawn)["denoise"]["share"]
     np.testing.assert_allclose(table.query("direction == 'denoise'")["share"], shares)
     np.testing.assert_allclose(
         table.query("direction == 'denoise'")["prefix_matching"],
@@ -153,7 +153,7 @@ def test_equal_tables_give_equal_bytes_and_the_plot_settings_of_the_caller_stay(
 
 def test_a_run_with_one_study_gives_its_figures_and_says_why_the_others_are_not_there(tmp_path: Path) -> None:
     run = write_run(tmp_path, only_heads=True)
-    absent = ("ablation", "agreement", "attribution", "carried", "effects", "offtarget")
+    absent = ("ablation", "agreement", "attribution", "carried", "shares", "offtarget")
     for name in (f"{one}.csv" for one in absent):
         (run / name).unlink()
     said: list[str] = []
@@ -164,7 +164,7 @@ def test_a_run_with_one_study_gives_its_figures_and_says_why_the_others_are_not_
     tables = dict(zip(names, said, strict=True))
     for name, table in (
         ("scaling", "scaling.csv"), ("repeat_probability", "summary.csv"), ("manipulations", "manipulations.csv"),
-        ("by_family", "breakdown.csv"), ("profiles", "profiles.csv"), ("head_effects", "effects.csv"),
+        ("by_family", "breakdown.csv"), ("profiles", "profiles.csv"), ("head_effects", "shares.csv"),
     ):  # fmt: skip
         assert f"{table} is not in" in tables[name]
 
@@ -177,7 +177,7 @@ def test_one_direction_one_item_and_a_tall_model_are_drawn_too(tmp_path: Path) -
     table = pd.DataFrame({"item_id": "a", "direction": "noise", "layer": layer, "head": head})
     named = {"metric": "logprob", "site": "z", "at": "candidate", "from": "pre", "to": "neut"}
     table.assign(effect_nats=head - 9.0, share=(head - 9.0) / 40, **named).to_csv(
-        tmp_path / "effects.csv", index=False
+        tmp_path / "shares.csv", index=False
     )
     written = write_all(tmp_path, say=lambda reason: None)
     assert {path.stem for path in written} == {"head_scores", "head_effects", "score_vs_effect"}
@@ -207,18 +207,18 @@ def test_another_metric_draws_its_own_numbers_and_says_so(tmp_path: Path) -> Non
     np.testing.assert_allclose(half, 0.5)
     reasons: list[str] = []
     write_all(run, say=reasons.append, metric="diverging")
-    assert any("effects.csv has no rows of the metric diverging" in reason for reason in reasons)
+    assert any("shares.csv has no rows of the metric diverging" in reason for reason in reasons)
 
 
 def test_a_broken_table_is_an_error_and_not_a_skipped_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path, only_heads=True)
-    pd.read_csv(run / "effects.csv").drop(columns="share").to_csv(run / "effects.csv", index=False)
-    with pytest.raises(FigureError, match="effects.csv lacks the column share"):
+    pd.read_csv(run / "shares.csv").drop(columns="share").to_csv(run / "shares.csv", index=False)
+    with pytest.raises(FigureError, match="shares.csv lacks the column share"):
         write_all(run)
     assert main([str(run)]) == 2
-    assert "effects.csv lacks the column share" in capsys.readouterr().err
+    assert "shares.csv lacks the column share" in capsys.readouterr().err
 
 
 def test_a_selected_head_outside_the_model_is_refused(

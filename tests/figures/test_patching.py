@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from figures.carried import draw_carried
 from figures.direct_total import direct_numbers
 from figures.layer_profile import layer_numbers
-from figures.load import FigureError, MissingTable, of_metric, read_effects, read_table
+from figures.load import FigureError, MissingTable, head_shares, of_metric, read_table
 from figures.path_bars import path_numbers
 from figures.site_comparison import site_numbers
 from tests.synthetic_patching import write_patching
@@ -26,17 +26,27 @@ def run(tmp_path: Path) -> Path:
 
 def test_effects_of_other_sites_and_pairs_are_not_drawn_as_heads_of_delta_copy(tmp_path: Path) -> None:
     run = write_run(tmp_path, only_heads=True)
-    table = pd.read_csv(run / "effects.csv")
+    table = pd.read_csv(run / "shares.csv")
     others = [
         table.assign(site="v"),
         table.assign(at="record"),
         table.assign(**{"from": "neut", "to": "fail"}),
     ]
-    pd.concat([*others, table]).to_csv(run / "effects.csv", index=False)
-    assert len(read_effects(run)) == len(read_effects(run, "margin")) == len(table) / 2
-    others[0].to_csv(run / "effects.csv", index=False)
-    with pytest.raises(MissingTable, match="no rows of site z"):
-        read_effects(run)
+    pd.concat([*others, table]).to_csv(run / "shares.csv", index=False)
+    for metric in ("logprob", "margin"):
+        assert sum(map(len, head_shares(run, metric).values())) == len(table) / 2
+    others[0].to_csv(run / "shares.csv", index=False)
+    with pytest.raises(MissingTable, match="no rows of site z, at candidate"):
+        head_shares(run)
+
+
+def test_head_effects_come_from_direct_where_no_head_was_patched_alone(run: Path) -> None:
+    direct = pd.read_csv(run / "direct.csv").query("metric == 'margin' and direction == 'noise'")
+    found = head_shares(run, "margin")["noise"]  # shares.csv here has keys and values only
+    assert found["share"].tolist() == pytest.approx(direct["total_share"].tolist()) and len(found) == 270
+    (run / "direct.csv").unlink()
+    with pytest.raises(MissingTable, match="shares.csv has no rows of site z"):
+        head_shares(run)
 
 
 def test_sites_are_compared_where_there_are_two(run: Path) -> None:

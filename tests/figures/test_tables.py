@@ -17,7 +17,6 @@ from figures.load import (
     FigureError,
     MissingTable,
     first_way,
-    head_shares,
     read_heads,
     read_table,
     selected_heads,
@@ -25,36 +24,6 @@ from figures.load import (
 from figures.score_vs_effect import spearman
 from figures.split_bars import split_numbers
 from tests.synthetic_run import write_run
-
-
-def effects(*rows: tuple[str, int, int, float, float]) -> pd.DataFrame:
-    columns = ["item_id", "layer", "head", "effect_nats", "share"]
-    return pd.DataFrame(rows, columns=columns).assign(direction="noise")
-
-
-def test_a_share_over_items_is_a_ratio_of_sums() -> None:
-    # Δcopy is 10 for item a and 2 for item b; head 0 gives 5 + (-1) of 12, head 1 gives 1 + 0 of 12.
-    table = effects(
-        ("a", 0, 0, 5.0, 0.5), ("a", 0, 1, 1.0, 0.1), ("b", 0, 0, -1.0, -0.5), ("b", 0, 1, 0.0, 0.0)
-    )
-    shares = head_shares(table, "noise")
-    assert shares["share"].tolist() == pytest.approx([4 / 12, 1 / 12])
-    assert shares["effect_nats"].tolist() == pytest.approx([2.0, 0.5])
-    assert shares["n"].tolist() == [2, 2]
-
-
-def test_an_item_with_an_undefined_share_counts_with_a_delta_copy_of_zero() -> None:
-    table = effects(("a", 0, 0, 5.0, 0.5), ("b", 0, 0, 1.0, float("nan")))
-    assert head_shares(table, "noise")["share"].tolist() == pytest.approx([6 / 10])
-
-
-def test_shares_of_an_unfinished_or_empty_sweep_are_refused() -> None:
-    with pytest.raises(FigureError, match="some heads for some items only"):
-        head_shares(effects(("a", 0, 0, 5.0, 0.5), ("a", 0, 1, 1.0, 0.1), ("b", 0, 0, 1.0, 0.5)), "noise")
-    with pytest.raises(FigureError, match="item a .*are zero"):
-        head_shares(effects(("a", 0, 0, 0.0, 0.0)), "noise")
-    with pytest.raises(MissingTable, match="direction denoise"):
-        head_shares(effects(("a", 0, 0, 5.0, 0.5)), "denoise")
 
 
 def test_minus_g_turns_sign_and_bounds() -> None:
