@@ -174,9 +174,10 @@ def test_one_direction_one_item_and_a_tall_model_are_drawn_too(tmp_path: Path) -
     pd.DataFrame({"layer": layer, "head": head, "prefix_matching": 0.5}).to_csv(
         tmp_path / "heads.csv", index=False
     )
-    table = pd.DataFrame({"item_id": "a", "direction": "noise", "layer": layer, "head": head})
+    table = pd.DataFrame({"direction": "noise", "layer": layer, "head": head, "kv_head": np.nan, "n": 1})
     named = {"metric": "logprob", "site": "z", "at": "candidate", "from": "pre", "to": "neut"}
-    table.assign(effect_nats=head - 9.0, share=(head - 9.0) / 40, **named).to_csv(
+    share = (head - 9.0) / 40
+    table.assign(effect_nats=head - 9.0, share=share, ci_lo=share, ci_hi=share, **named).to_csv(
         tmp_path / "shares.csv", index=False
     )
     written = write_all(tmp_path, say=lambda reason: None)
