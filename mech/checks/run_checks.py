@@ -190,8 +190,8 @@ def check_pre_tokenizer(model: Model, statement: Statement) -> CheckResult:
     """The tokenizer, and the bridge's copy, give the checkpoint's own ids; a GGUF file's cuts as its name says."""
     if statement.ids is None:
         sentence = (
-            f"the folder has no tokenizer.json: the rules are those of transformers' {statement.class_name}, with "
-            "nothing to compare them with"
+            f"there is no tokenizer.json: the rules are those of transformers' {statement.class_name}, with nothing "
+            "to compare them with"
         )
         return CheckResult("pre_tokenizer", True, None, None, sentence, flagged=True)
     texts = statement.texts
