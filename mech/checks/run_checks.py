@@ -22,10 +22,11 @@ from mech.checks.checks import (
     check_finite,
     check_head_sum,
     check_kv_heads,
+    check_packed_row,
     check_stock,
+    check_window,
     trace,
 )
-from mech.checks.packed_check import check_packed_row, check_window
 from mech.errors import InputError
 from mech.models.chat import Message, encode, render, shared_prefix, template_text
 from mech.models.model import Model

@@ -41,6 +41,7 @@ from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.interventions.hooks import HookFunction, hooked
 from mech.models.model import Model
+from mech.results import Result, head_map
 
 ATTENTION_SCORES = ("prefix_matching", "previous_token", "duplicate_token", "attention_sink")
 CIRCUIT_SCORES = ("copying", "ov_copying", "copy_suppression")
@@ -120,6 +121,51 @@ def head_scores(model: Model, sequences: RepeatedTokens) -> pd.DataFrame:
             row |= {name: float(found[f"{name}.{layer}"][head]) for name in ATTENTION_SCORES}
             rows.append(row | {name: float(circuit[name][head]) for name in CIRCUIT_SCORES})
     return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True, repr=False)
+class HeadScores(Result):
+    """Scores of every head on repeated random tokens: one row a head, columns layer, head and SCORES."""
+
+    rows: pd.DataFrame
+    n_sequences: int
+    length: int
+
+    @property
+    def headline(self) -> str:
+        """What the scores were taken on."""
+        return f"Head scores on {self.n_sequences} sequences of {self.length} random tokens, repeated once"
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Columns layer, head and SCORES, highest prefix matching first."""
+        return self.rows.sort_values("prefix_matching", ascending=False, kind="stable", ignore_index=True)
+
+    def plot(self, ax: Any = None, by: str = "prefix_matching") -> Any:
+        """A map of one score by layer and head."""
+        values = {Head(int(row["layer"]), int(row["head"])): row[by] for _, row in self.rows.iterrows()}
+        return head_map(values, by, ax)
+
+    def top(self, k: int, by: str = "prefix_matching") -> HeadSet:
+        """The k heads of highest score; errors as `top_heads`."""
+        return top_heads(self.rows, k, by)
+
+
+def induction_scores(
+    model: Model, rng: np.random.Generator, n_sequences: int = 10, length: int = 50
+) -> HeadScores:
+    """Score every head on random tokens repeated once: prefix matching, previous token, copying and the other SCORES.
+
+    Args:
+        model: the model.
+        rng: draws the tokens.
+        n_sequences: how many sequences; the scores are means over them.
+        length: tokens in each half.
+
+    Raises:
+        InputError: as `repeated_tokens`, or the sequences are longer than the model's may be.
+    """
+    scores = head_scores(model, repeated_tokens(model, rng, n_sequences, length))
+    return HeadScores(scores, n_sequences, length)
 
 
 def top_heads(scores: pd.DataFrame, k: int, by: str = "prefix_matching") -> HeadSet:

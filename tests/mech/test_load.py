@@ -291,7 +291,7 @@ def test_what_cannot_be_taken_from_memory_is_refused(
         load_model(str(tiny_folder("llama")), tiny_tokenizer)
     bridge = load_model(tiny_hf_model("llama"), tiny_tokenizer).bridge
     bridge.add_hook("blocks.0.attn.hook_z", lambda z, hook: 0.5 * z)
-    with pytest.raises(InputError, match=r"a hook on 'blocks\.0\.attn\.hook_z'"):
+    with pytest.raises(InputError, match=r"a hook on 'blocks\.0\.attn"):
         load_model(bridge)
     bridge.reset_hooks()
     load_model(bridge)

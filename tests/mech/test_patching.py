@@ -13,13 +13,12 @@ from mech.engine import reference
 from mech.engine import sweep as changes
 from mech.engine.engine import Engine, Run
 from mech.engine.queries import Query
-from mech.engine.sweep import stacked, sweep
+from mech.engine.sweep import score_edits, stacked
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.interventions.intervention import NOTHING, replace_heads, scale_heads
 from mech.patching.patch import (
     all_heads,
-    everything_from,
     patch_heads,
     patch_sets,
     patched_query,
@@ -36,6 +35,7 @@ from tests.mech_cases import (
     FolderFactory,
     assert_bits,
     assert_scores,
+    everything_from,
     tiny_model,
     two_runs,
 )
@@ -129,7 +129,7 @@ def test_a_patch_that_changes_nothing_is_exactly_zero(
     edits = [
         edit for head in all_heads(model) for edit in replace_heads(HeadSet([head]), z, "candidate").edits
     ]
-    forced = sweep(engine, recipient, edits)
+    forced = score_edits(engine, recipient, edits)
     assert_scores(forced, [recipient.score] * len(edits), TOLERANCE[dtype])
 
 

@@ -15,19 +15,19 @@ from mech.engine.queries import Query
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.interventions.hooks import hooked
-from mech.patching.patch import all_heads
-from mech.patching.patterns import carried, patch_pattern_sets, patch_patterns, pattern_names
-from mech.patching.sites import (
+from mech.patching.patch import (
     KINDS,
     PATCH_SITES,
     Part,
     PatchSite,
+    all_heads,
     parts_of,
     parts_of_heads,
     patch_part_sets,
     patch_parts,
     site_names,
 )
+from mech.patching.patterns import carried, patch_pattern_sets, patch_patterns, pattern_names
 from tests.mech_cases import (
     ACTION,
     LEFT,

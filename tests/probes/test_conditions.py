@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from envs.toolshed import Toolshed
 from mech.errors import InputError
-from probes.items.item import Item, dump_items, load_items
-from probes.items.item_record import FRAME
+from probes.items.item import FRAME, Item, dump_items, load_items
 from probes.items.toolshed import build_toolshed_items
 from probes.prompts.conditions import (
     AS_LONG_AS,
