@@ -93,9 +93,8 @@ def sweep(engine: Engine, run: Run | Query, interventions: Mapping[str, Interven
         InputError: the run is not clean, an intervention acts elsewhere than at the action positions, or its layer,
             head or site does not exist.
     """
-    return _swept(
-        engine, "Interventions", as_run(engine, run, sweep_names(engine.model)), dict(interventions)
-    )
+    named: dict[Head | str, Intervention] = {**interventions}
+    return _swept(engine, "Interventions", as_run(engine, run, sweep_names(engine.model)), named)
 
 
 def patch(engine: Engine, recipient: Run | Query, donor: Run | Query, heads: Heads = None) -> Effects:

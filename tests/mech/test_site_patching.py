@@ -16,7 +16,6 @@ from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.interventions.hooks import hooked
 from mech.patching.patch import (
-    KINDS,
     PATCH_SITES,
     Part,
     PatchSite,
@@ -220,5 +219,4 @@ def test_what_cannot_be_patched_is_refused_by_name(tiny_folder: FolderFactory) -
     other = replace(donor, query=Query(OTHER, ACTION[:-1]))
     with pytest.raises(InputError, match="same action tokens"):
         patch_parts(engine, recipient, other, "k")
-    assert set(KINDS) == {*PATCH_SITES, "pattern"}
-    assert everything_names(model, KINDS["k"])[0] in site_names(model, "k")
+    assert everything_names(model, HOOKS["k"])[0] in site_names(model, "k")
