@@ -14,6 +14,7 @@ from mech.engine.engine import Engine, Run
 from mech.engine.queries import Query
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
+from mech.interventions.edits import HOOKS
 from mech.interventions.hooks import hooked
 from mech.patching.patch import (
     PATCH_SITES,
