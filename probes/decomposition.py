@@ -42,7 +42,8 @@ class Decomposition(Result):
     def headline(self) -> str:
         """Means over items."""
         means = self.items[list(PARTS)].mean()
-        return f"{len(self.items)} items: mean G {means['G']:.2f}, Δcopy {means['copy']:.2f}, Δsem {means['sem']:.2f} nats"
+        parts = f"G {means['G']:.2f}, Δcopy {means['copy']:.2f}, Δsem {means['sem']:.2f}"
+        return f"Means over {len(self.items)} items: {parts} nats"
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row an item, columns item_id, task_id, G, copy and sem."""

@@ -153,6 +153,17 @@ class Run:
     at: Mapping[str, Mapping[str, Tensor]]
     prefix_cache: PrefixCache
 
+    def activation(self, name: str, at: str = "candidate") -> Tensor:
+        """What was kept under a hook name at a position set; InputError where it was not."""
+        kept = self.cache if at == "candidate" else self.at.get(at, {})
+        if name not in kept:
+            where = "action" if at == "candidate" else at
+            raise InputError(
+                f"The run did not keep '{name}' at its {where} positions: run it with the keep=…_names(model) of the "
+                "method (sweep_names, layer_names, attribution_names, …)."
+            )
+        return kept[name]
+
 
 @dataclass
 class ForwardCounter:

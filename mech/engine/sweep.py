@@ -33,18 +33,14 @@ _CLEAN = -1  # the slot of a change that has done nothing yet: it needs no copy
 _ByLayer = dict[int, list[Edit | Knockout]]
 
 
-def stacked(run: Run, model: Model, kind: str) -> Tensor:
+def stacked(run: Run, model: Model, kind: str, at: str = "candidate") -> Tensor:
     """One kept activation of all layers: [layer, pos, …]; raises InputError when the run did not keep it."""
-    return torch.stack(by_layer(run, model, kind))
+    return torch.stack(by_layer(run, model, kind, at))
 
 
-def by_layer(run: Run, model: Model, kind: str) -> list[Tensor]:
-    """One kept activation of all layers at the action positions, as a list; InputError as `stacked`."""
-    names = everything_names(model, kind)
-    missing = [name for name in names if name not in run.cache]
-    if missing:
-        raise InputError(f"The run did not keep '{missing[0]}': run it with keep=sweep_names(model).")
-    return [run.cache[name] for name in names]
+def by_layer(run: Run, model: Model, kind: str, at: str = "candidate") -> list[Tensor]:
+    """One kept activation of all layers at a position set, as a list; InputError as `stacked`."""
+    return [run.activation(name, at) for name in everything_names(model, kind)]
 
 
 @torch.no_grad()

@@ -42,9 +42,10 @@ from torch import Tensor
 from mech.engine.capture import everything_names
 from mech.engine.engine import Engine, Run
 from mech.engine.queries import Query
+from mech.engine.sweep import by_layer, stacked
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
-from mech.interventions.edits import HOOKS
+from mech.interventions.edits import HOOKS, hook_name
 from mech.models.model import Model
 from mech.patching.gradients import (
     SITES,
@@ -179,20 +180,13 @@ def _difference(
     model: Model, recipient: Run, donor: Run, site: GradientSite, heads: HeadSet
 ) -> Float[Tensor, "layer pos width"]:
     """Donor less recipient; zero for heads that were not asked for, which then do not move either."""
-    names = everything_names(model, HOOKS[site])
-    ours, theirs = (torch.stack([_kept(run, name) for name in names]) for run in (recipient, donor))
+    ours, theirs = (stacked(run, model, HOOKS[site]) for run in (recipient, donor))
     if site == "mlp_out":
         return theirs - ours
     asked = torch.zeros(model.n_layers, 1, model.n_heads, 1, dtype=torch.bool, device=model.device)
     for head in heads:
         asked[head.layer, 0, head.head] = True
     return torch.where(asked, theirs - ours, 0.0).flatten(2)
-
-
-def _kept(run: Run, name: str) -> Tensor:
-    if name not in run.cache:
-        raise InputError(f"The run did not keep '{name}': run it with keep=attribution_names(model).")
-    return run.cache[name]
 
 
 def _at_recipient(
@@ -202,7 +196,7 @@ def _at_recipient(
     model, query = engine.model, recipient.query
     engine.forwards.ran += 1
     if not engine.slow:
-        start = _kept(recipient, everything_names(model, "hook_resid_pre")[0])
+        start = recipient.activation(hook_name("resid_pre", 0))
         return clean_gradients(model, query, recipient.prefix_cache, start, tuple(differences), first)
     still = [
         Shifted(site, layer, torch.zeros_like(difference[layer]))
@@ -219,7 +213,7 @@ def _along_the_line(
 ) -> dict[GradientSite, Tensor]:
     """Mean gradients over the midpoints of `steps` equal parts of each layer's line, [layer, pos, width] each."""
     model, query = engine.model, recipient.query
-    resid_pre = [_kept(recipient, name) for name in everything_names(model, "hook_resid_pre")]
+    resid_pre = by_layer(recipient, model, "hook_resid_pre")
     runs = [
         Shifted(site, layer, (step + 0.5) / steps * difference[layer])
         for layer in range(model.n_layers)

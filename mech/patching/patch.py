@@ -37,7 +37,7 @@ from mech.engine.queries import Query, Score
 from mech.engine.sweep import by_layer, require_clean, score_edits, score_interventions, stacked
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
-from mech.interventions.edits import HEAD_SITES, HOOKS, Edit, Site, Where
+from mech.interventions.edits import HEAD_SITES, HOOKS, Edit, Site, Where, hook_name
 from mech.interventions.hooks import EditLocation, edit_hooks, hooked
 from mech.interventions.intervention import Intervention, replace_heads
 from mech.interventions.sites import KV_SITES, kv_head_of
@@ -209,10 +209,7 @@ def final_name(model: Model) -> str:
 
 def final_resid(model: Model, run: Run) -> Tensor:
     """The residual stream behind the last block at the action positions, [pos, d_model]; InputError if not kept."""
-    name = final_name(model)
-    if name not in run.cache:
-        raise InputError(f"The run did not keep '{name}': run it with keep=layer_names(model).")
-    return run.cache[name]
+    return run.activation(final_name(model))
 
 
 @torch.no_grad()
@@ -435,8 +432,8 @@ def _edit(
     where: Where,
 ) -> Edit | None:
     """The part's edit with the donor's value; None where recipient and donor have the same, bit for bit."""
-    name = f"blocks.{part.layer}.{HOOKS[site]}"
-    theirs, own = (_kept(run, name, at) for run in (donor, recipient))
+    name = hook_name(site, part.layer)
+    theirs, own = (run.activation(name, at) for run in (donor, recipient))
     head = part.kv_head if part.head is None else part.head
     if head is not None:
         theirs, own = theirs[:, head], own[:, head]
@@ -445,12 +442,3 @@ def _edit(
     if torch.equal(theirs, own):
         return None
     return Edit(site, part.layer, head, where, theirs.clone())
-
-
-def _kept(run: Run, name: str, at: str) -> Tensor:
-    kept = run.cache if at == "candidate" else run.at.get(at, {})
-    if name not in kept:
-        raise InputError(
-            f"The run did not keep '{name}' at its {at} positions: keep site_names(model, site)."
-        )
-    return kept[name]

@@ -31,7 +31,7 @@ from mech.engine.blocks import RowCache, block_arguments, layout, run_block
 from mech.engine.capture import capture_hooks, everything_names
 from mech.engine.engine import Engine, Run
 from mech.engine.queries import Score
-from mech.engine.sweep import by_layer, copies, require_clean
+from mech.engine.sweep import by_layer, copies, require_clean, stacked
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.interventions.edits import hook_name
@@ -87,7 +87,7 @@ def keys_without(
         raise InputError(
             "No sender stands in a layer below a receiver: there is no path from one to the other."
         )
-    resid, z = (_at(run, model, kind, at) for kind in ("hook_resid_pre", "attn.hook_z"))
+    resid, z = (by_layer(run, model, kind, at) for kind in ("hook_resid_pre", "attn.hook_z"))
     changed = _replaced(model, torch.stack(z), replacement)
     delta = torch.zeros_like(resid[0])
     keys: Keys = {}
@@ -150,21 +150,11 @@ def patch_path(
     """
     model = engine.model
     keys = keys_without(model, recipient, receivers, senders, replacement, at)
-    z = torch.stack(_at(recipient, model, "attn.hook_z", at))
+    z = stacked(recipient, model, "attn.hook_z", at)
     changed = _replaced(model, z, replacement)
     if all(torch.equal(changed[h.layer, :, h.head], z[h.layer, :, h.head]) for h in senders):
         return recipient.score
     return patch_keys(engine, recipient, receivers, keys, positions)
-
-
-def _at(run: Run, model: Model, kind: str, at: str) -> list[Tensor]:
-    names = everything_names(model, kind)
-    missing = [name for name in names if name not in run.at.get(at, {})]
-    if missing:
-        raise InputError(
-            f"The run did not keep '{missing[0]}' at its {at} positions: keep path_names(model)."
-        )
-    return [run.at[at][name] for name in names]
 
 
 def _replaced(model: Model, z: Tensor, replacement: Tensor) -> Float[Tensor, "layer pos head d_head"]:
