@@ -93,7 +93,7 @@ def sweep(engine: Engine, run: Run | Query, interventions: Mapping[str, Interven
         InputError: the run is not clean, an intervention acts elsewhere than at the action positions, or its layer,
             head or site does not exist.
     """
-    named: dict[Head | str, Intervention] = {**interventions}
+    named: dict[Head | str, Intervention] = {name: one for name, one in interventions.items()}
     return _swept(engine, "Interventions", as_run(engine, run, sweep_names(engine.model)), named)
 
 

@@ -39,6 +39,7 @@ from torch import Tensor
 from mech.engine.capture import capture_hooks, everything_names
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
+from mech.interventions.edits import hook_name
 from mech.interventions.hooks import HookFunction, hooked
 from mech.models.model import Model
 from mech.results import Result, head_map
@@ -105,7 +106,7 @@ def head_scores(model: Model, sequences: RepeatedTokens) -> pd.DataFrame:
 
         return function
 
-    hooks = [(f"blocks.{layer}.attn.hook_pattern", attention(layer)) for layer in range(model.n_layers)]
+    hooks = [(hook_name("pattern", layer), attention(layer)) for layer in range(model.n_layers)]
     names = [*everything_names(model, "attn.hook_z", "attn.hook_v"), "ln_final.hook_in"]
     names += [
         f"blocks.{layer}.ln1_post.hook_in" for layer in range(model.n_layers) if _ln1_post(model, layer)
@@ -216,12 +217,12 @@ def _circuit_scores(
             "batch pos head d_model, batch tok d_model -> batch head pos tok",
         )
 
-    z = _by_head(found[f"blocks.{layer}.attn.hook_z"][:, dest], model.n_heads)
+    z = _by_head(found[hook_name("z", layer)][:, dest], model.n_heads)
     said = logits(z) * scale[:, None, :, None]
     steps = torch.arange(len(dest), device=z.device)
     copying = (said[:, :, steps, steps + 1] - said.mean(dim=-1)).mean(dim=(0, 2))
     # A value's own token, over the mean: [batch, head, source], of every source behind the BOS.
-    v = _by_head(found[f"blocks.{layer}.attn.hook_v"][:, sequences.lead :], model.n_kv_heads)
+    v = _by_head(found[hook_name("v", layer)][:, sequences.lead :], model.n_kv_heads)
     carried = logits(v.repeat_interleave(model.n_heads // model.n_kv_heads, dim=2))
     sources = torch.arange(2 * sequences.length, device=v.device)
     own = carried[:, :, sources, sources % sequences.length] - carried.mean(dim=-1)

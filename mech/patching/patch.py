@@ -204,7 +204,7 @@ def layer_names(model: Model) -> list[str]:
 
 def final_name(model: Model) -> str:
     """The residual stream behind the last block, which the final norm reads."""
-    return f"blocks.{model.n_layers - 1}.hook_resid_post"
+    return hook_name("resid_post", model.n_layers - 1)
 
 
 def final_resid(model: Model, run: Run) -> Tensor:
