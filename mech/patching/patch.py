@@ -59,10 +59,6 @@ class Sides(NamedTuple):
     donor: Run
     sign: float
 
-    def effect(self, score: Score) -> float:
-        """The effect (nats) of a patch of the recipient that gives this score."""
-        return self.sign * (score.total - self.recipient.score.total)
-
 
 def direction_sign(direction: str) -> float:
     """What turns a change of the recipient's log p into an effect: −1 for noise, 1 for denoise.
