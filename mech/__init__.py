@@ -1,94 +1,23 @@
 """Mechanism: load a model through TransformerLens, score token sequences exactly, patch and ablate its heads.
 
-from mech import Engine, Query, load_model
-engine = Engine(load_model("smollm2-135m-q4"))
+    from mech import Engine, HeadSet, Query, ablate, attribute, knockout, load_model, mean_z, patch
+
+    engine = Engine(load_model("smollm2-135m-q4"))         # or a folder, a TransformerBridge, (hf_model, tokenizer)
+    clean = Query.from_text(engine.model, "When Mary and John went out, John gave a book to", " Mary")
+    other = Query.from_text(engine.model, "When Mary and John went out, Mary gave a book to", " Mary")
+
+    effects = patch(engine, recipient=other, donor=clean)  # z of every head, one after another
+    effects.to_dataframe()                                 # intervention, layer, head, logprob, effect (nats), share
+    effects.plot()                                         # a map of layers and heads
+    patch(engine, other, clean, {"two": HeadSet.parse("L18H6,L17H3")})      # heads of a set together
+    ablate(engine, clean, z=mean_z(engine, [clean.tokens]).z)               # mean ablation; zero without z
+    knockout(engine, clean, sources=range(1, 4))                            # heads do not see these positions
+    attribute(engine, other, clean)                        # attribution patching, heads and MLPs
+
+A `Run` keeps activations under TransformerLens names: `engine.run(clean, keep=["blocks.18.attn.hook_z"]).cache`.
+Importing this package loads no library; a name's module is loaded where it is first used.
 """
 
-from __future__ import annotations
+from mech.lazy import attach
 
-from typing import TYPE_CHECKING
-
-from mech.lazy import lazily
-
-if TYPE_CHECKING:
-    from mech.decoding.decode import Decoding, Turn, decode
-    from mech.decoding.kv_sequence import KVSequence
-    from mech.engine.engine import Engine, Run
-    from mech.engine.queries import Query, Score
-    from mech.errors import InputError
-    from mech.heads import Head, HeadSet
-    from mech.interventions.intervention import (
-        NOTHING,
-        Edit,
-        Intervention,
-        Knockout,
-        knock_out_edges,
-        replace_heads,
-        scale_heads,
-    )
-    from mech.interventions.persistent import PersistentIntervention
-    from mech.interventions.sites import kv_head_of
-    from mech.load import load_model
-    from mech.models.model import Model
-    from mech.patching.attribution import Attribution, attribute
-    from mech.patching.patch import patch_heads, patch_sets
-
-__all__ = [
-    "NOTHING",
-    "Attribution",
-    "KVSequence",
-    "Knockout",
-    "Decoding",
-    "Edit",
-    "Engine",
-    "Head",
-    "HeadSet",
-    "InputError",
-    "Intervention",
-    "Model",
-    "Query",
-    "Run",
-    "Score",
-    "PersistentIntervention",
-    "Turn",
-    "attribute",
-    "knock_out_edges",
-    "decode",
-    "kv_head_of",
-    "load_model",
-    "patch_heads",
-    "patch_sets",
-    "replace_heads",
-    "scale_heads",
-]
-
-_HOMES = {
-    "Attribution": "mech.patching.attribution",
-    "KVSequence": "mech.decoding.kv_sequence",
-    "Knockout": "mech.interventions.intervention",
-    "Decoding": "mech.decoding.decode",
-    "Edit": "mech.interventions.intervention",
-    "Engine": "mech.engine.engine",
-    "Head": "mech.heads",
-    "HeadSet": "mech.heads",
-    "InputError": "mech.errors",
-    "Intervention": "mech.interventions.intervention",
-    "Model": "mech.models.model",
-    "NOTHING": "mech.interventions.intervention",
-    "Query": "mech.engine.queries",
-    "Run": "mech.engine.engine",
-    "Score": "mech.engine.queries",
-    "PersistentIntervention": "mech.interventions.persistent",
-    "Turn": "mech.decoding.decode",
-    "attribute": "mech.patching.attribution",
-    "knock_out_edges": "mech.interventions.intervention",
-    "decode": "mech.decoding.decode",
-    "kv_head_of": "mech.interventions.sites",
-    "load_model": "mech.load",
-    "patch_heads": "mech.patching.patch",
-    "patch_sets": "mech.patching.patch",
-    "replace_heads": "mech.interventions.intervention",
-    "scale_heads": "mech.interventions.intervention",
-}
-
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

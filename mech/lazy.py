@@ -1,20 +1,29 @@
-"""Public names of a package, each loaded where it is first used: importing the package alone loads no library."""
+"""Public names of a package, each loaded where it is first used: importing the package alone loads no library.
+
+The names stand once, in the package's `__init__.pyi`, as `from package.module import Name as Name`. Type checkers and
+editors read that stub; at run time the same lines say which module has a name (the way of SPEC 1 of Scientific Python).
+"""
 
 from __future__ import annotations
 
+import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
-def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package (PEP 562).
+def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` (PEP 562) and `__all__` of a package.
 
     Args:
-        package: its name.
-        homes: public name → the module that has it.
+        package: its `__name__`.
+        file: its `__file__`; the stub lies beside it.
     """
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [line for line in stub.body if isinstance(line, ast.ImportFrom)]
+    homes = {alias.name: str(line.module) for line in imports for alias in line.names}
 
     def get(name: str) -> Any:
         if name not in homes:
@@ -26,4 +35,4 @@ def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *homes})
 
-    return get, names
+    return get, names, sorted(homes)

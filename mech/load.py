@@ -1,7 +1,11 @@
-"""`load_model`: the room's front door. Checkpoint → transformers → bridge → checks → Model.
+"""`load_model`: from a name, a folder or a model in memory to a checked `Model`.
+
+    name, folder, GGUF file → transformers model ┐
+    transformers model in memory                 ├→ TransformerBridge → load-time checks → Model
+    TransformerBridge in memory                  ┘
 
 Raw weights: nothing is folded or centred, and no compatibility mode is on. Attention is eager, so that scores
-and patterns can be hooked. Everything is read from a local folder, so nothing is resolved online.
+and patterns can be hooked. Files are read from a local folder, so nothing is resolved online.
 """
 
 from __future__ import annotations
@@ -16,17 +20,17 @@ from typing import Any
 
 import torch
 from transformer_lens.model_bridge import TransformerBridge
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from mech.checks.checks import CheckResult, stock_logits
 from mech.checks.run_checks import probe_ids, require, run_checks
 from mech.errors import InputError
 from mech.models.chat import settings_for
-from mech.models.checkpoints import Checkpoint, resolve
+from mech.models.checkpoints import Checkpoint, resolve, tokenizer_folder
 from mech.models.hashes import tensors_sha256
 from mech.models.model import Identity, Model
-from mech.models.tokenizers import Statement, settle
+from mech.models.tokenizers import PROBE, Statement, settle
 
 DTYPES = {
     "float32": torch.float32,
@@ -42,31 +46,46 @@ def default_cache_dir() -> Path:
 
 
 def load_model(
-    name: str,
+    name_or_model: str | PreTrainedModel | TransformerBridge,
+    tokenizer: Any = None,
     *,
-    dtype: str = "float32",
-    device: str = "cpu",
+    dtype: str | None = None,
+    device: str | None = None,
     cache_dir: Path | None = None,
     check: bool = True,
     pre: str | None = None,
 ) -> Model:
-    """Load a model by name and refuse it if a load-time check fails.
+    """Load a model, or take one that is in memory, and refuse it if a load-time check fails.
 
     Args:
-        name: `smollm2-135m-q4` (bundled), a short name of `mech.models.checkpoints.SHORT_NAMES`, a folder, a `.gguf`
-            file or a hub id.
-        dtype: "float32" unless there is a reason: scores in half precision change with the batch.
-        device: a torch device.
-        cache_dir: where de-quantised GGUF checkpoints are kept; `default_cache_dir()` if None.
+        name_or_model: `smollm2-135m-q4` (bundled), a short name of `mech.models.checkpoints.SHORT_NAMES`, a folder, a
+            `.gguf` file or a hub id; or a transformers model or a TransformerBridge, which is used as it is, in its
+            dtype and on its device. It is put into evaluation mode with eager attention; TransformerLens wraps a
+            transformers model in place. Its identity is the hash of its tensors.
+        tokenizer: of a transformers model in memory; of a bridge, its own if None. Where the `tokenizer.json` that it
+            was read from is on this machine, the ids must be those of that file, as for a folder.
+        dtype: of a name: "float32" if None; scores in half precision change with the batch.
+        device: of a name: a torch device; "cpu" if None.
+        cache_dir: of a name: where de-quantised GGUF checkpoints are kept; `default_cache_dir()` if None.
         check: run the self-checks of `mech.checks.run_checks`.
         pre: the pre-tokenizer of a GGUF file that names none or a wrong one, a name of
             `mech.models.pre_tokenizers.RULES`.
 
     Raises:
         InputError: unknown name, unreadable or incomplete weights, unusable dtype, device or cache folder, a
-            tokenizer or a model that is not supported, or a failed check.
+            tokenizer or a model that is not supported, a bridge in compatibility mode or with hooks on it, an argument
+            that does not go with a name or with a model in memory, or a failed check.
     """
-    loaded = _load(name, dtype, device, cache_dir, pre)
+    if isinstance(name_or_model, str):
+        if tokenizer is not None:
+            raise InputError("A tokenizer is given with a model in memory: one that is named has its own.")
+        loaded = _load(name_or_model, dtype or "float32", device or "cpu", cache_dir, pre)
+    else:
+        if (dtype, device, cache_dir, pre) != (None, None, None, None):
+            raise InputError(
+                "A model in memory is used as it is: convert and move it before, not by arguments."
+            )
+        loaded = _take(name_or_model, tokenizer)
     if check:
         require(loaded.check())
     return loaded.model
@@ -136,15 +155,15 @@ def examine_model(
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A model, and what its checks compare it with: its stock logits on the probe ids, what its checkpoint states."""
+    """A model, and what its checks compare it with: its stock logits on the probe ids, what its files state."""
 
     model: Model
-    checkpoint: Checkpoint
     stock: torch.Tensor
     statement: Statement
+    gguf_metadata: dict[str, Any]
 
     def check(self) -> list[CheckResult]:
-        return run_checks(self.model, self.stock, self.checkpoint.gguf_metadata, self.statement)
+        return run_checks(self.model, self.stock, self.gguf_metadata, self.statement)
 
 
 def _load(
@@ -179,7 +198,7 @@ def _load(
         n_parameters = sum(parameter.numel() for parameter in hf_model.parameters())
         with _reading(f"The configuration of '{checkpoint.name}'"):
             stock = stock_logits(hf_model, probe_ids(tokenizer, device))
-        bridge = _wrap(checkpoint, hf_model, tokenizer, DTYPES[dtype], device)
+        bridge = _wrap(checkpoint.name, str(checkpoint.folder), hf_model, tokenizer)
     identity = Identity(
         name=name,
         source=checkpoint.source,
@@ -189,7 +208,93 @@ def _load(
         tensors_sha256=tensors,
         pre=pre,
     )
-    return _Loaded(Model(bridge, tokenizer, identity, settings_for(tokenizer)), checkpoint, stock, statement)
+    model = Model(bridge, tokenizer, identity, settings_for(tokenizer))
+    return _Loaded(model, stock, statement, checkpoint.gguf_metadata)
+
+
+def _take(given: PreTrainedModel | TransformerBridge, tokenizer: Any) -> _Loaded:
+    """As `_load`, of a model in memory; a bridge is compared with a plain model that has its weights."""
+    if not isinstance(given, (PreTrainedModel, TransformerBridge)):
+        raise InputError(
+            f"load_model takes a name, a transformers model or a TransformerBridge, not {type(given).__name__}."
+        )
+    bridge = given if isinstance(given, TransformerBridge) else None
+    tokenizer = bridge.tokenizer if bridge is not None and tokenizer is None else tokenizer
+    if tokenizer is None:
+        raise InputError("A model in memory needs its tokenizer: write load_model(model, tokenizer).")
+    if bridge is not None:
+        _require_raw(bridge)
+    hf_model: Any = given if bridge is None else _unwrapped(bridge)
+    origin = hf_model.config.name_or_path or type(hf_model).__name__
+    hf_model.set_attn_implementation("eager")
+    hf_model.eval()
+    with _quiet():
+        tokenizer, statement = _settle_in_memory(tokenizer)
+        tensors = tensors_sha256(hf_model.state_dict())
+        n_parameters = sum(parameter.numel() for parameter in hf_model.parameters())
+        with _reading(f"The model '{origin}' in memory"):
+            stock = stock_logits(hf_model, probe_ids(tokenizer, hf_model.device))
+        if bridge is None:
+            bridge = _wrap(origin, origin, hf_model, tokenizer)
+    bridge.eval()
+    identity = Identity(
+        name=f"{origin} (in memory)",
+        source="memory",
+        sha256=tensors,
+        n_parameters=n_parameters,
+        architecture=type(hf_model).__name__,
+        tensors_sha256=tensors,
+    )
+    return _Loaded(Model(bridge, tokenizer, identity, settings_for(tokenizer)), stock, statement, {})
+
+
+def _require_raw(bridge: TransformerBridge) -> None:
+    """Raise InputError for a bridge whose weights are not those of its checkpoint, or that computes something else."""
+    if bridge.compatibility_mode:
+        raise InputError(
+            "The bridge is in compatibility mode, which folds and centres weights: boot it anew without "
+            "enable_compatibility_mode()."
+        )
+    hooks = [name for name, point in bridge.hook_dict.items() if point.fwd_hooks or point.bwd_hooks]
+    if hooks:
+        raise InputError(f"The bridge has a hook on '{hooks[0]}': remove it first (bridge.reset_hooks()).")
+
+
+def _unwrapped(bridge: TransformerBridge) -> Any:
+    """A plain transformers model that shares the tensors of a bridge, under transformers' names."""
+    wrapped: Any = bridge.original_model
+    weights = {name.replace("._original_component", ""): one for name, one in wrapped.state_dict().items()}
+    with torch.random.fork_rng(devices=[]):
+        plain = type(wrapped)(wrapped.config)
+    names = list(plain.state_dict())
+    absent = [name for name in names if name not in weights]
+    if absent:
+        raise InputError(
+            f"The bridge does not hold the weight '{absent[0]}' of {type(wrapped).__name__} under its name: give the "
+            "transformers model instead."
+        )
+    plain.load_state_dict({name: weights[name] for name in names}, assign=True)
+    plain.tie_weights()
+    return plain.to(wrapped.device)
+
+
+def _settle_in_memory(tokenizer: Any) -> tuple[Any, Statement]:
+    """As `settle`, where the file that a tokenizer was read from is here; else there is nothing to compare with.
+
+    Raises:
+        InputError: the rules of the file would have to be used, and it lacks tokens that were added since.
+    """
+    folder = tokenizer_folder(tokenizer)
+    if folder is None:
+        return tokenizer, Statement(type(tokenizer).__name__, PROBE, None)
+    settled, statement = settle(tokenizer, folder)
+    lost = sorted(set(tokenizer.get_added_vocab()) - set(settled.get_vocab()))
+    if lost:
+        raise InputError(
+            f"The tokenizer has the token '{lost[0]}', which '{folder}' lacks, and other ids than that folder says: "
+            "save the tokenizer to a folder of its own and read it from there."
+        )
+    return settled, statement
 
 
 def _require_device(device: str) -> None:
@@ -237,24 +342,24 @@ def _in_memory(hf_model: Any) -> Any:
     return hf_model
 
 
-def _wrap(
-    checkpoint: Checkpoint, hf_model: Any, tokenizer: Any, dtype: torch.dtype, device: str
-) -> TransformerBridge:
-    """The bridge around the loaded model, which it changes in place.
+def _wrap(name: str, path: str, hf_model: Any, tokenizer: Any) -> TransformerBridge:
+    """The bridge around a transformers model, which it changes in place.
 
     TransformerLens sets missing special tokens on the tokenizer it is given, and replaces one that adds no
     BOS by one that does; it gets a copy, marked so that it stays as it is.
     """
     private = copy.deepcopy(tokenizer)
     private.init_kwargs["add_bos_token"] = True
+    private.init_kwargs.setdefault("name_or_path", path)
+    if not hf_model.config.architectures:
+        hf_model.config.architectures = [type(hf_model).__name__]
     try:
         bridge = TransformerBridge.boot_transformers(
-            str(checkpoint.folder), hf_model=hf_model, tokenizer=private, device=device, dtype=dtype
+            path, hf_model=hf_model, tokenizer=private, device=str(hf_model.device), dtype=hf_model.dtype
         )
     except Exception as error:  # a setting of the wrong kind is met wherever it is first used
         raise InputError(
-            f"TransformerLens cannot wrap '{checkpoint.name}' ({type(hf_model).__name__}): "
-            f"{_first_line(error)}"
+            f"TransformerLens cannot wrap '{name}' ({type(hf_model).__name__}): {_first_line(error)}"
         ) from error
     bridge.eval()
     return bridge

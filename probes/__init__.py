@@ -1,48 +1,22 @@
-"""Probes: decision points, the conditions they are written in, and what is measured of them."""
+"""Probes: decision points, the conditions they are written in, and what is measured of them.
 
-from __future__ import annotations
+    from mech import Engine, load_model, patch
+    from probes import build_toolshed_items, decompose, run_decision_point
 
-from typing import TYPE_CHECKING
+    engine = Engine(load_model("smollm2-135m-q4"))
+    items = build_toolshed_items(seed=0)                   # or load_items("items.jsonl"), or Item(…) by hand
 
-from mech.lazy import lazily
+    found = decompose(engine, items[:8])                   # G, Δcopy and Δsem of every item
+    found.to_dataframe(), found.plot()
+    found.summary(rng)                                     # means with intervals, tasks as clusters
 
-if TYPE_CHECKING:
-    from probes.items.coderepair import build_coderepair_items
-    from probes.items.item import Item, balanced_subset, dump_items, load_items, select_items
-    from probes.items.toolshed import build_toolshed_items
-    from probes.prompts.conditions import CONDITIONS, CORE, parse_conditions, render
-    from probes.prompts.wording import Wording, load_wording
+    pre, neut = (run_decision_point(engine, items[0], condition) for condition in ("pre", "neut"))
+    patch(engine, recipient=neut, donor=pre).plot()        # noising, head by head
 
-__all__ = [
-    "CONDITIONS",
-    "CORE",
-    "Item",
-    "Wording",
-    "balanced_subset",
-    "build_coderepair_items",
-    "build_toolshed_items",
-    "dump_items",
-    "load_items",
-    "load_wording",
-    "parse_conditions",
-    "render",
-    "select_items",
-]
+`CONDITIONS` are the ways to write a decision point, `condition_messages` gives the messages of one.
+Importing this package loads no library; a name's module is loaded where it is first used.
+"""
 
-_HOMES = {
-    "CONDITIONS": "probes.prompts.conditions",
-    "CORE": "probes.prompts.conditions",
-    "Item": "probes.items.item",
-    "Wording": "probes.prompts.wording",
-    "balanced_subset": "probes.items.item",
-    "build_coderepair_items": "probes.items.coderepair",
-    "build_toolshed_items": "probes.items.toolshed",
-    "dump_items": "probes.items.item",
-    "load_items": "probes.items.item",
-    "load_wording": "probes.prompts.wording",
-    "parse_conditions": "probes.prompts.conditions",
-    "render": "probes.prompts.conditions",
-    "select_items": "probes.items.item",
-}
+from mech.lazy import attach
 
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from mech.engine.engine import Engine, Run
 from mech.engine.queries import Query, Score
+from mech.engine.sweep import by_layer, stacked
 from mech.heads import Head, HeadSet
 from mech.interventions.intervention import NOTHING, Edit, Intervention, replace_heads, scale_heads
 from mech.load import load_model
 from mech.models.model import Model
+from mech.patching.patch import all_heads
 from tests.tiny_models import FAMILIES
 from tests.tolerances import FP32, FP64
 
@@ -157,3 +159,16 @@ def n_torch_hooks(model: Model) -> int:
         for module in root.modules()
     }
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in seen.values())
+
+
+def everything_from(model: Model, donor: Run) -> Intervention:
+    """All that the action positions compute, from the donor: z and MLP output of every layer, the embedding.
+
+    Under it a run must give the donor's log-probabilities (an identity, not a measurement). The embedding
+    differs between runs only where positions are learned (GPT-2). The donor must have kept `hook_mlp_out` as well.
+    """
+    z, mlp = stacked(donor, model, "attn.hook_z"), stacked(donor, model, "hook_mlp_out")
+    edits = list(replace_heads(all_heads(model), z, "candidate").edits)
+    edits += [Edit("mlp_out", layer, None, "candidate", mlp[layer]) for layer in range(model.n_layers)]
+    edits.append(Edit("resid_pre", 0, None, "candidate", by_layer(donor, model, "hook_resid_pre")[0]))
+    return Intervention(tuple(edits))

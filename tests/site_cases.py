@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from mech.heads import HeadSet
-from mech.interventions.edits import HEAD_SITES, HOOK_NAMES, Site, Where
+from mech.interventions.edits import HEAD_SITES, SITES, Site, Where
 from mech.interventions.intervention import Edit, Intervention, knock_out_edges, replace_heads, scale_heads
 from mech.models.model import Model
 from mech.patching.patch import all_heads
 from tests.mech_cases import ACTION, HEADS, LEFT, STEM, noise
 
-SITES: tuple[Site, ...] = tuple(HOOK_NAMES)
 # In the shared beginning, behind it, at the last prompt token and inside the action.
 PLACES = (9, 14, len(STEM) + 2, len(LEFT) - 1, len(LEFT) + 1)
 RECORD = tuple(range(4, 9))

@@ -71,7 +71,7 @@ from probes.items.item import dump_items, load_items
 from probes.measures.breakdowns import item_attributes
 from probes.measures.measures import measure
 from probes.measures.profiles import profiles
-from probes.prompts.conditions import CONDITIONS, lacking, render
+from probes.prompts.conditions import CONDITIONS, condition_messages, lacking
 from probes.prompts.wording import DEFAULT_WORDING, load_wording
 from tests.mech_cases import FolderFactory
 from tests.study_cases import ITEMS, loaded_once
@@ -114,7 +114,7 @@ def read_items_far(path: Path) -> Any:
     for one in items:
         for name in CONDITIONS:
             if lacking(one, name) is None:
-                render(one, name, WORDING, counted)
+                condition_messages(one, name, WORDING, counted)
         json.dumps({"id": one.item_id, "step": one.step_index}).encode()
     return items
 

@@ -50,7 +50,7 @@ from mech.patching.patch import all_heads, patch_heads, patched_query
 from probes.items.item import Item, select_items
 from probes.prompts.conditions import parse_conditions
 from probes.prompts.wording import Wording
-from probes.scoring.score import build_queries, decision_run, system_length
+from probes.scoring.score import build_queries, run_decision_point, system_length
 
 REPEATS = Option("repeats", positive, 2, "rounds; the median of a method's times counts")
 TWO = Option("limit", positive, 2, "take a balanced sample of this many items")
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> Report:
     stock = load_stock(model, checkpoint_cache())
     cached = PrefixCached(stock)
     units = [scoring_methods(engine, stock, cached, item, wording, args.sample_full) for item in items]
-    recipient, donor = (decision_run(engine, swept, name, wording) for name in ("neut", "pre"))
+    recipient, donor = (run_decision_point(engine, swept, name, wording) for name in ("neut", "pre"))
     units += [decoding_methods(engine, stock, item, wording) for item in items]
     units += [sweep_methods(engine, recipient, donor, args.sample_heads), [rate_method(model)]]
     rounds = [unit for _ in range(args.repeats) for unit in enumerate(units)]

@@ -31,7 +31,7 @@ PART = "decoding"
 def decoding_methods(engine: Engine, stock: Any, item: Item, wording: Wording) -> list[Method]:
     """The ways to write the turns that follow an item's context, before and after the failure."""
     model = engine.model
-    prompts = [render(model, conditions.render(item, name, wording)).ids for name in CONDITIONS]
+    prompts = [render(model, conditions.condition_messages(item, name, wording)).ids for name in CONDITIONS]
     system = prompts[0][: system_length(model, item)]
     ends = sorted(Ends(model).turn)
     written: list[tuple[int, ...]] = []

@@ -35,7 +35,7 @@ from mech.head_scores.strength import LOW_IN, StrengthControl, low_heads, streng
 from mech.heads import HeadSet
 from mech.interventions.intervention import replace_heads
 from mech.patching.patch import all_heads
-from probes.scoring.score import decision_run
+from probes.scoring.score import run_decision_point
 
 DRAWN = ("random", "norm", "damage")
 FIXED = ("previous_token", "sink", "complement")
@@ -196,7 +196,7 @@ def damage_of(session: Session, reference: ReferenceSet) -> Callable[[Sequence[H
     runs: list[Run] = []
     for item in reference.items[:DAMAGE_ITEMS]:
         candidate = "gold" if item.gold_action is not None else "failed"
-        runs.append(decision_run(session.engine, item, "pre", session.wording, candidate=candidate))
+        runs.append(run_decision_point(session.engine, item, "pre", session.wording, candidate=candidate))
 
     def measure(sets: Sequence[HeadSet]) -> list[float]:
         changes = [replace_heads(heads, mean, "candidate") for heads in sets]

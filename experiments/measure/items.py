@@ -9,8 +9,7 @@ from pathlib import Path
 from experiments.run.left_out import of_candidates, of_conditions
 from experiments.run.session import read_items
 from experiments.run.study import ENV, IDS, ITEMS, LIMIT, PROBLEMS, SEED, TEMPLATES, Option, Report, Study
-from probes.items.item import dump_items
-from probes.items.item_record import FRAME
+from probes.items.item import FRAME, dump_items
 from probes.prompts.conditions import CONDITIONS
 
 FILE = Option("out", Path, None, "file to write the items to", presentation=True)

@@ -23,9 +23,8 @@ from mech.interventions.intervention import NOTHING
 from probes.items.item import Item
 from probes.measures.ablation_arms import ARMS, ArmTable, arm_contrasts, by_arm, labelled
 from probes.measures.breakdowns import breakdown, item_attributes, small_cells
-from probes.measures.decompose import decompose, equivalences
-from probes.measures.lengths import length_match
-from probes.measures.manipulations import manipulations
+from probes.measures.decompose import decomposition_table, equivalences
+from probes.measures.manipulations import length_match, manipulations
 from probes.measures.measures import measure
 from probes.measures.profiles import profiles
 from probes.prompts.conditions import AS_LONG_AS
@@ -121,7 +120,7 @@ def derive(folder: RunFolder, session: Session, delta: float, labels: Sequence[s
         tables = {
             "measures": measures,
             "summary": of_arms(summarise),
-            "decomposition": of_arms(decompose),
+            "decomposition": of_arms(decomposition_table),
             "equivalence": of_arms(lambda some, rng: equivalences(some, parts, rng)),
             "breakdown": of_arms(lambda some, rng: breakdown(some, attributes, rng)),
             "small_cells": of_arms(lambda some, _: small_cells(some, attributes)),

@@ -20,7 +20,7 @@ from mech.errors import InputError
 from mech.interventions.hooks import hook_point
 from mech.patching.patch import sweep_names
 from probes.prompts.conditions import parse_conditions
-from probes.scoring.score import DISTRACTORS_IN, decision_run
+from probes.scoring.score import DISTRACTORS_IN, run_decision_point
 from probes.stats.families import family_lines
 
 KEPT_CONDITIONS = ("pre", "neut", "fail")
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> Report:
             kept = [name for name in KEPT_CONDITIONS if name in names]
             for item in progress(session.items, len(session.items), "keep", args.quiet):
                 for name in conditions_of(item, kept):
-                    decision_run(session.engine, item, name, wording, keep)
+                    run_decision_point(session.engine, item, name, wording, keep)
         tables = derive(folder, session, args.delta, arms.labels)
         notes = [*write_left_out(folder, session), *arms.notes]
         forwards = session.engine.forwards

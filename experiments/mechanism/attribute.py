@@ -37,10 +37,16 @@ from experiments.run.tables import forwards_text, frame_text
 from mech.engine.engine import Engine, Run
 from mech.engine.queries import Score
 from mech.patching.attribution import attribution_names
-from mech.patching.layers import patch_layers
-from mech.patching.patch import patch_heads
-from probes.effects.attributed import ATTRIBUTION, attribute_sums, compared, units_of
-from probes.effects.screening import agreement, false_negatives, misses
+from mech.patching.patch import patch_heads, patch_layers
+from probes.effects.attribution import (
+    ATTRIBUTION,
+    attribute_sums,
+    compared,
+    false_negatives,
+    misses,
+    screen_agreement,
+    units_of,
+)
 from probes.items.item import Item
 from probes.scoring.contrast import METRICS
 from probes.scoring.metric_sums import by_metric, effects_of, metrics_by_part, metrics_of, reference_notes
@@ -129,7 +135,7 @@ def long_attributions(rows: pd.DataFrame) -> pd.DataFrame:
 def write_tables(folder: RunFolder, session: Session, screen: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """attribution.csv and what is told of it; returns agreement and misses."""
     table = long_attributions(session.clustered(folder.rows("attributions")))
-    found = by_metric(table, lambda rows: agreement(rows, session.rng_for), METRICS)
+    found = by_metric(table, lambda rows: screen_agreement(rows, session.rng_for), METRICS)
     missed = by_metric(table, lambda rows: misses(rows, screen, session.rng_for), METRICS)
     folder.write_table("attribution", by_metric(table, lambda rows: rows))
     folder.write_table("screening", found)

@@ -72,7 +72,7 @@ from experiments.run.tables import forwards_text, frame_text
 from mech.errors import InputError
 from mech.head_scores.head_lists import head_list_text
 from mech.heads import Head, HeadSet
-from mech.patching.circuits import KINDS
+from mech.patching.circuits import CRITERIA as KINDS
 from probes.effects.circuit import require_delta
 from probes.effects.circuit_search import Found
 from probes.effects.circuit_stability import (

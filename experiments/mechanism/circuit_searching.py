@@ -20,15 +20,15 @@ from experiments.mechanism.circuit_values import Evaluations, ItemSet
 from experiments.run.schema import CIRCUIT_STABILITY, CIRCUIT_STABILITY_SUMMARY
 from experiments.run.seeds import derive
 from mech.heads import Head, HeadSet
-from mech.patching.circuits import Kind
+from mech.patching.circuits import Criterion as Kind
 from probes.effects.circuit_search import Found, by_ranking, eliminate, greedy
 from probes.effects.circuit_stability import (
     LEVELS,
     Level,
-    agreement,
     best_first,
     halves,
     jaccard,
+    rank_correlations,
     recall,
     within_layers,
 )
@@ -194,7 +194,7 @@ def _sets(one: Found, other: Found) -> dict[str, object]:
 
 
 def _ranks(one: Mapping[Head, float], other: Mapping[Head, float]) -> dict[str, object]:
-    kendall, spearman = agreement(one, other)
+    kendall, spearman = rank_correlations(one, other)
     recalls = {f"recall_{k}": recall(one, other, k) for k in RECALLED}
     inside = within_layers(one, other)
     return {"kendall": kendall, "spearman": spearman, "spearman_within_layer": inside, **recalls}

@@ -21,7 +21,8 @@ from experiments.run.schema import CIRCUIT, CIRCUIT_CONTROLS, CIRCUIT_CURVE, CIR
 from mech.head_scores.controls import Control, distinct_controls
 from mech.heads import Head, HeadSet
 from mech.models.model import Model
-from mech.patching.circuits import KINDS, Kind
+from mech.patching.circuits import CRITERIA as KINDS
+from mech.patching.circuits import Criterion as Kind
 from probes.effects.circuit import (
     against_random,
     completeness_gaps,

@@ -26,12 +26,14 @@ from mech.engine.engine import Run
 from mech.engine.queries import Score
 from mech.heads import Head, HeadSet
 from mech.patching.attribution import attribute
-from mech.patching.circuits import KINDS, Kind, token_effects
+from mech.patching.circuits import CRITERIA as KINDS
+from mech.patching.circuits import Criterion as Kind
+from mech.patching.circuits import token_effects
 from probes.effects.circuit import Scored, metric_values, needed, pooled
 from probes.effects.circuit_search import Value
 from probes.items.item import Item, item_line
 from probes.scoring.contrast import Contrast, contrast_of
-from probes.scoring.score import decision_run
+from probes.scoring.score import run_decision_point
 
 RUNS_HELD = 24
 """Items and candidates whose two runs stay in memory: a few dozen MB each for a small model."""
@@ -266,7 +268,7 @@ class Evaluations:
         if name not in self._runs:
             session = self.session
             low, high = (
-                decision_run(session.engine, item, condition, session.wording, candidate=candidate)
+                run_decision_point(session.engine, item, condition, session.wording, candidate=candidate)
                 for condition in (self.source, self.target)
             )
             while len(self._runs) >= RUNS_HELD:

@@ -30,7 +30,7 @@ from probes.items.item import Item
 from probes.scoring.contrast import Contrast, contrast_of
 from probes.scoring.metric_sums import sums_of, token_counts
 from probes.scoring.record import recorded_call
-from probes.scoring.score import ScoringQuery, build_queries, decision_run
+from probes.scoring.score import ScoringQuery, build_queries, run_decision_point
 from probes.stats.bootstrap import RngFactory
 
 MARKED, ACKNOWLEDGED = "fail", "neut"
@@ -78,7 +78,7 @@ def decision(session: Session, item: Item, pair: tuple[str, str], methods: Seque
     """The item's clean runs: all candidates under both conditions, a× under fail where Δsem is read off target.
 
     Raises:
-        InputError: knockout is among the methods and TO does not record a×; or as `decision_run`.
+        InputError: knockout is among the methods and TO does not record a×; or as `run_decision_point`.
     """
     contrast = contrast_of(session.model, item, session.wording)
     keys = [(candidate, condition) for condition in pair for candidate in contrast.candidates]
@@ -89,7 +89,7 @@ def decision(session: Session, item: Item, pair: tuple[str, str], methods: Seque
         [asked[candidate, condition]] = build_queries(
             session.model, item, [condition], session.wording, [candidate]
         )
-        clean[candidate, condition] = decision_run(
+        clean[candidate, condition] = run_decision_point(
             session.engine, item, condition, session.wording, candidate=candidate
         )
     record = None

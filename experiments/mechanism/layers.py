@@ -30,7 +30,7 @@ from experiments.run.run_folder import RunFolder
 from experiments.run.session import Session, about_items, open_run, open_session
 from experiments.run.study import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Report, Study
 from experiments.run.tables import forwards_text, frame_text
-from mech.patching.layers import KINDS, layer_names, patch_layers
+from mech.patching.patch import LAYER_SITES, layer_names, patch_layers
 from probes.effects.shares import head_shares
 from probes.items.item import Item
 from probes.scoring.metric_sums import by_metric, effects_of, metrics_by_part, metrics_of, reference_notes
@@ -69,10 +69,10 @@ def layers_item(
     runs = pair_runs(session, item, pair, layer_names(engine.model))
     rows = []
     for direction in directions:
-        effects: dict[str, dict[str, dict[str, float]]] = {site: {} for site in KINDS}
+        effects: dict[str, dict[str, dict[str, float]]] = {site: {} for site in LAYER_SITES}
         for candidate in runs.runs:
             recipient, donor, sign = runs.sides(candidate, direction)
-            for site in KINDS:
+            for site in LAYER_SITES:
                 for layer, score in patch_layers(engine, recipient, donor, site).items():
                     found = effects_of(runs.contrast, candidate, sign, score, recipient.score)
                     for name, value in found.items():

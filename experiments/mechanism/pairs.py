@@ -23,7 +23,7 @@ from mech.engine.engine import Run
 from probes.items.item import Item
 from probes.scoring.contrast import Contrast, contrast_of
 from probes.scoring.metric_sums import Sums, sums_of, token_counts
-from probes.scoring.score import build_queries, decision_run
+from probes.scoring.score import build_queries, run_decision_point
 
 FROM = Option("from", str, "pre", "condition without what is to be attributed")
 TO = Option("to", str, "neut", "condition with it")
@@ -83,7 +83,7 @@ def pair_runs(session: Session, item: Item, pair: tuple[str, str], keep: Sequenc
     runs = {}
     for candidate in contrast.candidates:
         low, high = (
-            decision_run(session.engine, item, name, session.wording, keep, candidate=candidate)
+            run_decision_point(session.engine, item, name, session.wording, keep, candidate=candidate)
             for name in pair
         )
         runs[candidate] = (low, high)

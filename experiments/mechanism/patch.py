@@ -50,9 +50,8 @@ from mech.heads import HeadSet
 from probes.items.item import Item
 from probes.scoring.contrast import contrast_of
 from probes.scoring.metric_sums import effects_of, reference_notes, sums_of
-from probes.scoring.patch_item import SITES, PatchTask, patched
-from probes.scoring.patch_pairs import AT as PLACES
-from probes.scoring.patch_pairs import LengthMismatch, require_pattern_pair
+from probes.scoring.pair import AT as PLACES
+from probes.scoring.pair import SITES, LengthMismatch, PatchTask, patched, require_pattern_pair
 
 DIRECTION = Option("direction", str, "both", "noise, denoise or both", ("noise", "denoise", "both"))
 SITE = Option("site", str, "z", "what is patched; k and v are by key/value head", SITES)

@@ -20,12 +20,11 @@ from experiments.run.session import Session
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.patching.attribution import Attribution
-from probes.effects.attributed import ATTRIBUTION, attribute_sums
-from probes.effects.screening import miss_sentence, misses, screened
+from probes.effects.attribution import ATTRIBUTION, attribute_sums, miss_sentence, misses, screened
 from probes.items.item import Item
 from probes.scoring.contrast import contrast_of
 from probes.scoring.metric_sums import by_metric, metrics_by_part, token_counts
-from probes.scoring.patch_item import PatchTask
+from probes.scoring.pair import PatchTask
 
 NO_SCREEN = "all"
 Group = tuple[str, str, str, str]

@@ -18,7 +18,7 @@ from experiments.run.run_folder import RunFolder
 from experiments.run.session import Session
 from mech.errors import InputError
 from mech.heads import HeadSet
-from mech.patching.sites import Part, parts_of_heads
+from mech.patching.patch import Part, parts_of_heads
 from probes.effects.shares import head_shares, item_shares, redundancy
 from probes.scoring.metric_sums import by_metric, metrics_by_part, metrics_of
 from probes.stats.bootstrap import RngFactory

@@ -38,7 +38,7 @@ from experiments.run.study import (
 from experiments.run.tables import forwards_text, frame_text
 from mech.engine.engine import Engine
 from mech.engine.queries import Query, Score
-from mech.engine.sweep import stacked, sweep
+from mech.engine.sweep import score_edits, stacked
 from mech.errors import InputError
 from mech.head_scores.controls import Control, distinct_controls
 from mech.head_scores.induction import SCORES, top_heads
@@ -49,7 +49,7 @@ from probes.effects.placebo_checks import RANDOM, SHUFFLED, placebo_table, value
 from probes.items.item import Item
 from probes.scoring.contrast import Contrast, contrast_of
 from probes.scoring.record import padding_sources
-from probes.scoring.score import build_queries, decision_run, score_item
+from probes.scoring.score import build_queries, run_decision_point, score_item
 from probes.stats.bootstrap import MIN_CLUSTERS
 
 TOP = Option("top", positive, 16, "how many heads, best first by --by, are taken out")
@@ -235,7 +235,7 @@ def noised(session: Session, item: Item, sets: Mapping[str, HeadSet]) -> Values:
     scores: dict[str, dict[str, Score]] = {}
     for candidate in contrast.candidates:
         before, after = (
-            decision_run(session.engine, item, name, session.wording, candidate=candidate)
+            run_decision_point(session.engine, item, name, session.wording, candidate=candidate)
             for name in ("pre", "neut")
         )
         patched = {"neut": after.score, **patch_sets(session.engine, after, before, sets)}
@@ -251,13 +251,13 @@ def self_patches(session: Session, item: Item) -> Values:
     `other`: the largest of single heads, through the sweep. Nothing of `full` and `run` is skipped as equal.
     """
     model, engine = session.model, session.engine
-    before, after = (decision_run(engine, item, name, session.wording) for name in ("pre", "neut"))
+    before, after = (run_decision_point(engine, item, name, session.wording) for name in ("pre", "neut"))
     own, across = (patch_in_full(model, run.query, after.query) for run in (after, before))
     engine.forwards.ran += 6
     z = stacked(after, model, "attn.hook_z")
     edits = [Edit("z", h.layer, h.head, "candidate", z[h.layer, :, h.head].clone()) for h in all_heads(model)]
     found = {
-        "run": (after, sweep(engine, after, edits)),
+        "run": (after, score_edits(engine, after, edits)),
         "other": (before, list(patch_heads(engine, before, after).values())),
     }
     return {

@@ -20,7 +20,7 @@ from mech.engine.engine import Engine
 from mech.engine.packed import UNEMBED_ROWS
 from mech.models.model import Model
 from probes.items.item import Item
-from probes.scoring.score import build_queries, decision_run, system_length
+from probes.scoring.score import build_queries, run_decision_point, system_length
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def rate_of(session: Session, item: Item) -> float:
     found = []
     for _ in range(3):
         start = time.perf_counter()
-        run = decision_run(engine, item, "neut", session.wording)
+        run = run_decision_point(engine, item, "neut", session.wording)
         took = time.perf_counter() - start
         own = len(run.query.tokens) - system_length(model, item)
         reads = len(run.query.action) * model.d_vocab * model.d_model

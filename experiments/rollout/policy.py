@@ -91,11 +91,11 @@ class ModelPolicy:
             about["notes"] = [*about["notes"], f"the reply spells {' '.join(sorted(spelt))}"]
         return Reply(turn.text, turn.stop, {**about, **written})
 
-    def bans(self, ban: harness.Ban) -> list[bans.Ban]:
+    def bans(self, ban: harness.Ban) -> list[bans.DecodingBan]:
         """What a banned text means to the decoder at this level."""
         if self._level == "token":
             return list(bans.token_bans(self._engine.model, ban.text))
-        made: list[bans.Ban] = [bans.equals(ban.text, self._action)]
+        made: list[bans.DecodingBan] = [bans.equals(ban.text, self._action)]
         if ban.everywhere:
             made.append(bans.contains(ban.text))
         if self._level == "canonical":

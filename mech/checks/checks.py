@@ -6,22 +6,34 @@
     Σ_k pattern[q, k] = 1, pattern[q, k > q] = 0
     Σ_h z_h W_O[h] + b_O = attention output
     a change at a hook of layer l moves the logits   for every hook written to and every l
+    a packed row over a prefix cache = full forwards
 
-The last is one forward a length: row r of a batch is changed by one hook of one layer only, and compared with
-a row that is not changed.
+What a block must be passed is read off the model (`mech.engine.blocks`); the last check shows that nothing was missed.
+Two actions share a row, one of them under an edit of z, so that masks, positions, prefix cache and edit location all
+have to be right. The probe has a dozen tokens, a sliding window may have thousands: the window is narrowed until the
+probe reaches past it, and cache, greedy decoding and packed row are checked again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mech.engine import packed, reference
+from mech.engine.blocks import sliding_window
+from mech.engine.prefix_cache import PrefixCache
+from mech.engine.queries import Query
+from mech.heads import Head, HeadSet
+from mech.interventions.edits import HOOKS, hook_name
 from mech.interventions.hooks import hooked
+from mech.interventions.intervention import NOTHING, scale_heads
+from mech.interventions.site_check import disturbed
 from mech.models.model import Model
 
 CACHE_REMEDY = "install transformers>=5.9,<5.24, whose key/value cache the bridge reads"
@@ -32,16 +44,8 @@ SUM_LIMITS = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-2, tor
 
 N_GREEDY = 8
 N_SUFFIX = 4
-CAUSAL_HOOKS = {
-    1: {
-        "hook_z": "blocks.{}.attn.hook_z",
-        "hook_resid_pre": "blocks.{}.hook_resid_pre",
-        "hook_mlp_out": "blocks.{}.hook_mlp_out",
-        "hook_pattern": "blocks.{}.attn.hook_pattern",
-    },
-    2: {"hook_attn_scores": "blocks.{}.attn.hook_attn_scores"},
-}
-"""The hooks this project writes to or cuts at, by the number of tokens that show it: over a single key the
+CAUSAL_SITES = {1: ("z", "resid_pre", "mlp_out", "pattern"), 2: ("scores",)}
+"""The sites this project writes to or cuts at, by the number of tokens that show it: over a single key the
 softmax does not see a change of scores, and a second token costs as much as the first."""
 
 
@@ -207,45 +211,69 @@ def _check_greedy(model: Model, run: Trace, out: Any) -> CheckResult:
 
 
 def check_causal_hooks(model: Model, run: Trace) -> list[CheckResult]:
-    """Every hook in CAUSAL_HOOKS fires once a layer, and a change there, in any layer, moves the logits."""
+    """Every site in CAUSAL_SITES fires once a layer, and a change there, in any layer, moves the logits."""
     results = []
-    for n_tokens, names in CAUSAL_HOOKS.items():
-        results.extend(_causal(model, run.ids[:, :n_tokens], names))
+    for n_tokens, sites in CAUSAL_SITES.items():
+        names = [hook_name(site, layer) for site in sites for layer in range(model.n_layers)]
+        moved, floor = disturbed(model, run.ids[:, :n_tokens], names)
+        for site, by_layer in zip(sites, moved.reshape(len(sites), model.n_layers), strict=True):
+            name, weakest = HOOKS[site].rpartition(".")[2], float(by_layer.min())
+            sentence = f"fires once a layer, and a change there moves the logits (by {weakest:.2g} or more)"
+            if not weakest > floor:
+                sentence = (
+                    f"a change at {name} of layer {int(by_layer.argmin())} moves no logit, so that results from "
+                    "there would read as 'no effect'; use another version of TransformerLens"
+                )
+            results.append(CheckResult(f"causal_{name}", weakest > floor, weakest, floor, sentence))
     return results
 
 
-def _causal(model: Model, ids: Tensor, names: dict[str, str]) -> list[CheckResult]:
-    """The checks of the hooks `names` (short → full name, layer open), in one forward of ids."""
-    sites = [(name, layer) for name in names for layer in range(model.n_layers)]
-    hooks = [(names[name].format(layer), _disturb(name, row)) for row, (name, layer) in enumerate(sites)]
-    with hooked(model, hooks, fires=1):
-        logits = logits_of(model, ids.repeat(len(sites) + 2, 1))[:, -1]
-    base = logits[-1]
-    rounding = torch.finfo(model.dtype).eps * float(base.abs().max())
-    floor = 4 * max(float((logits[-2] - base).abs().max()), rounding)
-    effects = (logits[: len(sites)] - base).abs().amax(-1).reshape(len(names), model.n_layers)
-    results = []
-    for name, by_layer in zip(names, effects, strict=True):
-        weakest = float(by_layer.min())
-        sentence = f"fires once a layer, and a change there moves the logits (by {weakest:.2g} or more)"
-        if not weakest > floor:
-            sentence = (
-                f"a change at {name} of layer {int(by_layer.argmin())} moves no logit, so that results from "
-                "there would read as 'no effect'; use another version of TransformerLens"
-            )
-        results.append(CheckResult(f"causal_{name}", weakest > floor, weakest, floor, sentence))
-    return results
+def check_packed_row(model: Model, run: Trace) -> CheckResult:
+    """Packed scores equal those of full forwards, with and without an edit at the action positions."""
+    ids = tuple(run.ids[0].tolist())
+    middle = len(ids) // 2
+    edit = scale_heads(HeadSet([Head(model.n_layers // 2, model.n_heads - 1)]), 0.0, "candidate")
+    queries = [
+        Query(ids[: middle + 1], ids[middle + 1 :]),
+        Query(ids[: middle + 1], ids[middle + 1 :], edit),
+        Query(ids[:-1], ids[-2:]),
+    ]
+    prefix_cache = packed.grow(model, PrefixCache((), NOTHING.fingerprint), ids[:middle], NOTHING)
+    pairs = zip(packed.score_row(model, queries, prefix_cache), reference.score(model, queries), strict=True)
+    worst = max(float(abs(fast.logprobs - slow.logprobs).max()) for fast, slow in pairs)
+    limit = LIMITS.get(model.dtype, LIMITS[torch.float32])
+    sentence = "a packed row over a prefix cache scores as full forwards do"
+    if worst > limit:
+        sentence = f"a packed row is off by {worst:.3g} nats: this architecture cannot be scored exactly"
+    return CheckResult("packed_row", worst <= limit, worst, limit, sentence)
 
 
-def _disturb(name: str, row: int) -> Callable[[Tensor, Any], Tensor]:
-    """Add a fixed wave to one row of the batch, of the row's own size (of size 1 for scores and patterns)."""
+def check_window(model: Model, run: Trace) -> list[CheckResult]:
+    """Scores across the edge of a sliding window are those of full forwards; no results without such layers."""
+    window = sliding_window(model)
+    if window is None:
+        return []
+    narrow = max(2, min(window, run.ids.shape[1]) // 2)  # transformers' cache cannot hold a window of 1
+    with _sliding_window(model.hf_config, narrow):
+        inside = Trace(run.ids, logits_of(model, run.ids)[0])
+        results = [*check_cache(model, inside), check_packed_row(model, inside)]
+    moved = float((inside.logits - run.logits).abs().max())
+    results = [
+        replace(one, name=f"window_{one.name}", sentence=f"across a window of {narrow}: {one.sentence}")
+        for one in results
+    ]
+    sentence = f"a window of {narrow} instead of {window} moves the logits"
+    if not moved > 0:
+        sentence = f"not true that {sentence}: what lies beyond the window of this model cannot be checked"
+    return [CheckResult("window", moved > 0, moved, None, sentence), *results]
 
-    def hook(value: Tensor, point: Any) -> Tensor:
-        one = value[row]
-        wave = torch.sin(1.7 * torch.arange(1, one.numel() + 1, device=value.device) ** 1.1).to(value.dtype)
-        size = 1.0 if name in ("hook_attn_scores", "hook_pattern") else 1.0 + float(one.std())
-        changed = value.clone()
-        changed[row] = one + size * wave.reshape(one.shape)
-        return changed
 
-    return hook
+@contextmanager
+def _sliding_window(config: Any, size: int) -> Iterator[None]:
+    """Another window in the body: the stock forward and `mech.engine.blocks` make their masks by it, call by call."""
+    before = config.sliding_window
+    config.sliding_window = size
+    try:
+        yield
+    finally:
+        config.sliding_window = before

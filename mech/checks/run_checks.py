@@ -22,10 +22,11 @@ from mech.checks.checks import (
     check_finite,
     check_head_sum,
     check_kv_heads,
+    check_packed_row,
     check_stock,
+    check_window,
     trace,
 )
-from mech.checks.packed_check import check_packed_row, check_window
 from mech.errors import InputError
 from mech.models.chat import Message, encode, render, shared_prefix, template_text
 from mech.models.model import Model
@@ -190,8 +191,8 @@ def check_pre_tokenizer(model: Model, statement: Statement) -> CheckResult:
     """The tokenizer, and the bridge's copy, give the checkpoint's own ids; a GGUF file's cuts as its name says."""
     if statement.ids is None:
         sentence = (
-            f"the folder has no tokenizer.json: the rules are those of transformers' {statement.class_name}, with "
-            "nothing to compare them with"
+            f"there is no tokenizer.json: the rules are those of transformers' {statement.class_name}, with nothing "
+            "to compare them with"
         )
         return CheckResult("pre_tokenizer", True, None, None, sentence, flagged=True)
     texts = statement.texts

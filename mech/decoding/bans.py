@@ -45,7 +45,7 @@ class Proposal:
 
 
 @runtime_checkable
-class Ban(Protocol):
+class DecodingBan(Protocol):
     """A condition under which a token is refused; `label` is what events name."""
 
     @property

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mech.decoding.bans import Ban, BanLeak, Proposal
+from mech.decoding.bans import BanLeak, DecodingBan, Proposal
 from mech.decoding.kv_sequence import KVSequence
 from mech.decoding.prompt_lookup import lookup
 from mech.decoding.sampling import best, choose
@@ -130,7 +130,7 @@ def decode(
     kv_sequence: KVSequence,
     prompt: Sequence[int],
     how: Decoding,
-    bans: Sequence[Ban] = (),
+    bans: Sequence[DecodingBan] = (),
     spans: Sequence[Span] = (),
     rng: np.random.Generator | None = None,
 ) -> Turn:
@@ -161,7 +161,7 @@ def decode_uncached(
     prompt: Sequence[int],
     how: Decoding,
     persistent: PersistentIntervention = NOTHING_PERSISTENT,
-    bans: Sequence[Ban] = (),
+    bans: Sequence[DecodingBan] = (),
     spans: Sequence[Span] = (),
     rng: np.random.Generator | None = None,
 ) -> Turn:
@@ -202,7 +202,7 @@ class _Cached:
 class _Writing:
     """A turn so far: what one more token would make of it, and whether a ban is in its way."""
 
-    def __init__(self, model: Model, how: Decoding, bans: Sequence[Ban]) -> None:
+    def __init__(self, model: Model, how: Decoding, bans: Sequence[DecodingBan]) -> None:
         self._tokenizer, self._ends, self._how, self._bans = model.tokenizer, Ends(model), how, bans
         self.generated: list[int] = []
         self.text = ""
@@ -248,7 +248,7 @@ class _Writing:
 
 @torch.no_grad()
 def _write(
-    model: Model, source: Source, how: Decoding, bans: Sequence[Ban], rng: np.random.Generator | None
+    model: Model, source: Source, how: Decoding, bans: Sequence[DecodingBan], rng: np.random.Generator | None
 ) -> Turn:
     writing = _Writing(model, how, bans)
     logprobs: list[float] = []

@@ -22,8 +22,7 @@ from mech.engine import packed, reference
 from mech.engine.capture import shape_rows
 from mech.engine.packing import batches
 from mech.engine.prefix_cache import PrefixCache
-from mech.engine.queries import Query, Score
-from mech.engine.runs import ForwardCounter, Run
+from mech.engine.queries import ForwardCounter, Query, Run, Score
 from mech.engine.store import Store
 from mech.engine.trie import Trie, common_prefix
 from mech.errors import InputError
@@ -116,9 +115,8 @@ class Engine:
         Args:
             queries: any; those under one all-position intervention share a row.
             shared: length of the prefix kept as prefix cache; None takes the longest that all prompts share and that
-            no edit
-                at given positions touches. Giving it makes the arithmetic independent of which other queries came
-                before (rows are then bit-identical).
+                no edit at given positions touches. Giving it makes the arithmetic independent of which other queries
+                came before (rows are then bit-identical).
 
         Raises:
             InputError: `shared` is longer than that, a query longer than the model's positions, or an edit's site

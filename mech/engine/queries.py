@@ -1,4 +1,4 @@
-"""The questions put to a model, and their answers: which logit scores which token.
+"""The questions put to a model, and the answers: which logit scores which token, and what is kept of a run.
 
     tokens      p0  p1  p2 | a0  a1  a2        prompt | action
     position     0   1   2 |  3   4   5
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,9 +21,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mech.engine.prefix_cache import PrefixCache
 from mech.errors import InputError
 from mech.interventions.edits import Edit, Knockout
 from mech.interventions.intervention import NOTHING, Intervention
+from mech.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,21 @@ class Query:
             raise InputError("A query needs at least one prompt token and one action token.")
         for edit in self.intervention.edits:
             self._require_positions(edit)
+
+    @classmethod
+    def from_text(cls, model: Model, prompt: str, action: str, intervention: Intervention = NOTHING) -> Query:
+        """The query of two texts, one behind the other, as the tokenizer reads them (with the BOS that it adds).
+
+        Raises:
+            InputError: the tokenizer joins the end of the prompt with the beginning of the action in one token.
+        """
+        before, both = (tuple(model.tokenizer(text)["input_ids"]) for text in (prompt, prompt + action))
+        if both[: len(before)] != before:
+            raise InputError(
+                f"The tokenizer joins the prompt's end with the action's beginning ({action[:20]!r}): move the space "
+                "between them."
+            )
+        return cls(before, both[len(before) :], intervention)
 
     def _require_positions(self, edit: Edit | Knockout) -> None:
         """Raise InputError where a change names a position that this sequence does not have."""
@@ -115,6 +132,45 @@ class Score:
     def is_greedy(self) -> bool:
         """Greedy decoding would begin with exactly this action."""
         return bool(self.argmax.all())
+
+
+@dataclass(frozen=True)
+class Run:
+    """One query's answer with what was kept of it.
+
+    Attributes:
+        query: the question.
+        score: log-probabilities of the action's tokens.
+        cache: hook name → activation at the action positions (shapes: `mech.engine.capture`).
+        at: position set name → such a cache, for further sets ("record", "observation", …) that were asked for.
+        prefix_cache: keys and values of the prompt without its last token, under the query's all-position edits; it
+            ends before the first position that another edit touches (`Query.untouched`).
+    """
+
+    query: Query
+    score: Score
+    cache: Mapping[str, Tensor]
+    at: Mapping[str, Mapping[str, Tensor]]
+    prefix_cache: PrefixCache
+
+    def activation(self, name: str, at: str = "candidate") -> Tensor:
+        """What was kept under a hook name at a position set; InputError where it was not."""
+        kept = self.cache if at == "candidate" else self.at.get(at, {})
+        if name not in kept:
+            where = "action" if at == "candidate" else at
+            raise InputError(
+                f"The run did not keep '{name}' at its {where} positions: run it with the keep=…_names(model) of the "
+                "method (sweep_names, layer_names, attribution_names, …)."
+            )
+        return kept[name]
+
+
+@dataclass
+class ForwardCounter:
+    """Forwards (passes of the model over a row or a sequence) that were run, and that a cache made unnecessary."""
+
+    ran: int = 0
+    saved: int = 0
 
 
 def token_logprobs(

@@ -33,22 +33,18 @@ _CLEAN = -1  # the slot of a change that has done nothing yet: it needs no copy
 _ByLayer = dict[int, list[Edit | Knockout]]
 
 
-def stacked(run: Run, model: Model, kind: str) -> Tensor:
+def stacked(run: Run, model: Model, kind: str, at: str = "candidate") -> Tensor:
     """One kept activation of all layers: [layer, pos, …]; raises InputError when the run did not keep it."""
-    return torch.stack(by_layer(run, model, kind))
+    return torch.stack(by_layer(run, model, kind, at))
 
 
-def by_layer(run: Run, model: Model, kind: str) -> list[Tensor]:
-    """One kept activation of all layers at the action positions, as a list; InputError as `stacked`."""
-    names = everything_names(model, kind)
-    missing = [name for name in names if name not in run.cache]
-    if missing:
-        raise InputError(f"The run did not keep '{missing[0]}': run it with keep=sweep_names(model).")
-    return [run.cache[name] for name in names]
+def by_layer(run: Run, model: Model, kind: str, at: str = "candidate") -> list[Tensor]:
+    """One kept activation of all layers at a position set, as a list; InputError as `stacked`."""
+    return [run.activation(name, at) for name in everything_names(model, kind)]
 
 
 @torch.no_grad()
-def sweep(engine: Engine, recipient: Run, edits: Sequence[Edit]) -> list[Score]:
+def score_edits(engine: Engine, recipient: Run, edits: Sequence[Edit]) -> list[Score]:
     """Score the recipient's action under each of these edits alone, in their order; see `score_interventions`."""
     return score_interventions(engine, recipient, [Intervention((edit,)) for edit in edits])
 
@@ -146,7 +142,7 @@ def _side_by_side(
         joined = [slot for slot, _ in list(histories)[1:]]
         row = torch.cat([resid_pre[layer] if slot == _CLEAN else parts[slot] for slot in joined])[None]
         if row.shape[1] != before:
-            arguments = block_arguments(model, copies(model, run, len(joined)), cache)
+            arguments = block_arguments(model, copies(model, run.query, len(joined)), cache)
         locations = [_place(model, edit, at * n, n) for at, here in enumerate(edits) for edit in here]
         with hooked(model, edit_hooks(model, locations), fires=1):
             row = run_block(model, layer, row, arguments[layer])
@@ -162,9 +158,9 @@ def _place(model: Model, edit: Edit | Knockout, start: int, n: int) -> EditLocat
     return EditLocation(edit, rows)
 
 
-def copies(model: Model, recipient: Run, count: int) -> Layout:
-    """The layout of that many copies of the candidate nodes over the recipient's prefix cache."""
-    start, n = recipient.query.candidate.start, len(recipient.query.action)
+def copies(model: Model, query: Query, count: int) -> Layout:
+    """The layout of that many copies of a query's candidate nodes, which do not see each other, over its prompt."""
+    start, n = query.candidate.start, len(query.action)
     one = torch.tril(torch.ones(n, n, dtype=torch.bool, device=model.device))
     depths = torch.arange(start, start + n, device=model.device).repeat(count)
-    return layout(model, depths, torch.block_diag(*[one] * count).bool(), len(recipient.prefix_cache))
+    return layout(model, depths, torch.block_diag(*[one] * count).bool(), start)

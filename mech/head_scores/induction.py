@@ -39,8 +39,10 @@ from torch import Tensor
 from mech.engine.capture import capture_hooks, everything_names
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
+from mech.interventions.edits import hook_name
 from mech.interventions.hooks import HookFunction, hooked
 from mech.models.model import Model
+from mech.results import Result, head_map
 
 ATTENTION_SCORES = ("prefix_matching", "previous_token", "duplicate_token", "attention_sink")
 CIRCUIT_SCORES = ("copying", "ov_copying", "copy_suppression")
@@ -104,7 +106,7 @@ def head_scores(model: Model, sequences: RepeatedTokens) -> pd.DataFrame:
 
         return function
 
-    hooks = [(f"blocks.{layer}.attn.hook_pattern", attention(layer)) for layer in range(model.n_layers)]
+    hooks = [(hook_name("pattern", layer), attention(layer)) for layer in range(model.n_layers)]
     names = [*everything_names(model, "attn.hook_z", "attn.hook_v"), "ln_final.hook_in"]
     names += [
         f"blocks.{layer}.ln1_post.hook_in" for layer in range(model.n_layers) if _ln1_post(model, layer)
@@ -120,6 +122,51 @@ def head_scores(model: Model, sequences: RepeatedTokens) -> pd.DataFrame:
             row |= {name: float(found[f"{name}.{layer}"][head]) for name in ATTENTION_SCORES}
             rows.append(row | {name: float(circuit[name][head]) for name in CIRCUIT_SCORES})
     return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True, repr=False)
+class HeadScores(Result):
+    """Scores of every head on repeated random tokens: one row a head, columns layer, head and SCORES."""
+
+    rows: pd.DataFrame
+    n_sequences: int
+    length: int
+
+    @property
+    def headline(self) -> str:
+        """What the scores were taken on."""
+        return f"Head scores on {self.n_sequences} sequences of {self.length} random tokens, repeated once"
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Columns layer, head and SCORES, highest prefix matching first."""
+        return self.rows.sort_values("prefix_matching", ascending=False, kind="stable", ignore_index=True)
+
+    def plot(self, ax: Any = None, by: str = "prefix_matching") -> Any:
+        """A map of one score by layer and head."""
+        values = {Head(int(row["layer"]), int(row["head"])): row[by] for _, row in self.rows.iterrows()}
+        return head_map(values, by, ax)
+
+    def top(self, k: int, by: str = "prefix_matching") -> HeadSet:
+        """The k heads of highest score; errors as `top_heads`."""
+        return top_heads(self.rows, k, by)
+
+
+def induction_scores(
+    model: Model, rng: np.random.Generator, n_sequences: int = 10, length: int = 50
+) -> HeadScores:
+    """Score every head on random tokens repeated once: prefix matching, previous token, copying and the other SCORES.
+
+    Args:
+        model: the model.
+        rng: draws the tokens.
+        n_sequences: how many sequences; the scores are means over them.
+        length: tokens in each half.
+
+    Raises:
+        InputError: as `repeated_tokens`, or the sequences are longer than the model's may be.
+    """
+    scores = head_scores(model, repeated_tokens(model, rng, n_sequences, length))
+    return HeadScores(scores, n_sequences, length)
 
 
 def top_heads(scores: pd.DataFrame, k: int, by: str = "prefix_matching") -> HeadSet:
@@ -170,12 +217,12 @@ def _circuit_scores(
             "batch pos head d_model, batch tok d_model -> batch head pos tok",
         )
 
-    z = _by_head(found[f"blocks.{layer}.attn.hook_z"][:, dest], model.n_heads)
+    z = _by_head(found[hook_name("z", layer)][:, dest], model.n_heads)
     said = logits(z) * scale[:, None, :, None]
     steps = torch.arange(len(dest), device=z.device)
     copying = (said[:, :, steps, steps + 1] - said.mean(dim=-1)).mean(dim=(0, 2))
     # A value's own token, over the mean: [batch, head, source], of every source behind the BOS.
-    v = _by_head(found[f"blocks.{layer}.attn.hook_v"][:, sequences.lead :], model.n_kv_heads)
+    v = _by_head(found[hook_name("v", layer)][:, sequences.lead :], model.n_kv_heads)
     carried = logits(v.repeat_interleave(model.n_heads // model.n_kv_heads, dim=2))
     sources = torch.arange(2 * sequences.length, device=v.device)
     own = carried[:, :, sources, sources % sequences.length] - carried.mean(dim=-1)

@@ -2,7 +2,7 @@
 
     Edit, value given:  x ← value          (mean, resample and donor patching: they differ in where the value is from)
     Edit, value None:   x ← alpha · x      (alpha = 0 is zero ablation, alpha = 1 changes nothing)
-    Knockout:                score[h, dest, src] ← −∞ before the softmax: what is left of the row sums to one again
+    Knockout:           score[h, dest, src] ← −∞ before the softmax: what is left of the row sums to one again
 
 The sites, and where in the computation they stand (the hooks named are TransformerLens's; each was seen to feed it):
 
@@ -29,7 +29,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -39,21 +39,21 @@ from mech.errors import InputError
 Site = Literal["q", "k", "v", "z", "attn_out", "mlp_out", "resid_pre", "resid_post"]
 Where = Literal["all", "candidate"] | tuple[int, ...]
 
-HOOK_NAMES: dict[Site, str] = {
-    "z": "blocks.{layer}.attn.hook_z",
-    "resid_pre": "blocks.{layer}.hook_resid_pre",
-    "mlp_out": "blocks.{layer}.hook_mlp_out",
-    "q": "blocks.{layer}.attn.hook_q",
-    "k": "blocks.{layer}.attn.hook_k",
-    "v": "blocks.{layer}.attn.hook_v",
-    "attn_out": "blocks.{layer}.hook_attn_out",
-    "resid_post": "blocks.{layer}.hook_resid_post",
+SITES: tuple[Site, ...] = get_args(Site)
+HOOKS: dict[str, str] = {
+    **{site: f"attn.hook_{site}" for site in ("z", "q", "k", "v", "pattern")},
+    **{site: f"hook_{site}" for site in ("attn_out", "mlp_out", "resid_pre", "resid_post")},
+    "scores": "attn.hook_attn_scores",
 }
-"""Site → TransformerLens hook name."""
+"""Site → TransformerLens hook name inside a block. Scores (where edges are cut) are [head, dest_pos, src_pos] as they
+enter the softmax, masks added; the pattern is what leaves it."""
 HEAD_SITES: tuple[Site, ...] = ("z", "q", "k", "v")
 """Sites with a head axis; that of k and v counts key/value heads."""
-SCORES_HOOK = "blocks.{layer}.attn.hook_attn_scores"
-"""Where edges are cut: the scores as they enter the softmax, masks added, [head, dest_pos, src_pos]."""
+
+
+def hook_name(site: str, layer: int) -> str:
+    """The TransformerLens name of a site's activation in a layer."""
+    return f"blocks.{layer}.{HOOKS[site]}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class Edit:
     """One change of one activation; two edits are equal when their fingerprints are.
 
     Attributes:
-        site: the activation, a key of HOOK_NAMES.
+        site: the activation, one of SITES.
         layer: from 0.
         head: from 0, for the HEAD_SITES: a query head for `z` and `q`, a key/value head for `k` and `v`; None for
             the other sites.
@@ -79,8 +79,8 @@ class Edit:
     alpha: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.site not in HOOK_NAMES:
-            raise InputError(f"'{self.site}' is not a site: choose one of {', '.join(HOOK_NAMES)}.")
+        if self.site not in SITES:
+            raise InputError(f"'{self.site}' is not a site: choose one of {', '.join(SITES)}.")
         if (self.head is None) == (self.site in HEAD_SITES):
             needs = "needs a" if self.site in HEAD_SITES else "takes no"
             raise InputError(f"An edit of '{self.site}' {needs} head.")
@@ -97,7 +97,7 @@ class Edit:
     @property
     def hook_name(self) -> str:
         """The TransformerLens name of the edited activation."""
-        return HOOK_NAMES[self.site].format(layer=self.layer)
+        return hook_name(self.site, self.layer)
 
     @property
     def fingerprint(self) -> str:
@@ -138,7 +138,7 @@ class Knockout:
     @property
     def hook_name(self) -> str:
         """The TransformerLens name of the attention scores."""
-        return SCORES_HOOK.format(layer=self.layer)
+        return hook_name("scores", self.layer)
 
     @property
     def fingerprint(self) -> str:

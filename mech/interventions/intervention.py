@@ -1,6 +1,6 @@
 """What is changed in a run, as a value: a set of edits and cuts with a fingerprint; no torch hooks here.
 
-    ablated = scale_heads(heads, 0.0, "all") + cut_edges(heads, record, "candidate")
+    ablated = scale_heads(heads, 0.0, "all") + knock_out_edges(heads, record, "candidate")
 
 All changes of an intervention are made in one run, in this order wherever they meet: those at all positions, those at
 positions given by number, those at the action positions.
@@ -16,16 +16,13 @@ from torch import Tensor
 
 from mech.errors import InputError
 from mech.heads import HeadSet
-from mech.interventions.edits import HOOK_NAMES, Edit, Knockout, Site, Where
+from mech.interventions.edits import Edit, Knockout, Where
 
 __all__ = [
-    "HOOK_NAMES",
     "NOTHING",
     "Knockout",
     "Edit",
     "Intervention",
-    "Site",
-    "Where",
     "knock_out_edges",
     "merge",
     "replace_heads",

@@ -19,7 +19,7 @@ import torch
 
 from mech.errors import InputError
 from mech.heads import HeadSet
-from mech.interventions.edits import HOOK_NAMES, SCORES_HOOK, Knockout
+from mech.interventions.edits import Knockout, hook_name
 from mech.interventions.hooks import EditLocation
 from mech.interventions.intervention import NOTHING, Intervention, knock_out_edges, merge
 from mech.interventions.sites import require_fit
@@ -63,8 +63,8 @@ class PersistentIntervention:
         self.knockout_heads.check(model.n_layers, model.n_heads)
         for edit in self.edits.edits:
             require_fit(model, edit)
-        names = [HOOK_NAMES[edit.site].format(layer=edit.layer) for edit in self.edits.without_knockouts]
-        names += [SCORES_HOOK.format(layer=layer) for layer in self.knockout_heads.per_layer()]
+        names = [edit.hook_name for edit in self.edits.without_knockouts]
+        names += [hook_name("scores", layer) for layer in self.knockout_heads.per_layer()]
         return tuple(dict.fromkeys(names))
 
     def whole(self, spans: Sequence[Span], length: int) -> Intervention:

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -31,8 +31,8 @@ from huggingface_hub.errors import (
 from mech.errors import InputError
 from mech.input_files import parse_json
 from mech.models.gguf import cached_folder, read_metadata
-from mech.models.hashes import Hashed, file_sha256, known_sha256
-from mech.models.tokenizers import require_supported
+from mech.models.hashes import Hashed, known_sha256
+from mech.models.tokenizers import TOKENIZER_FILE, require_supported
 
 SHORT_NAMES = {
     "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
@@ -153,9 +153,15 @@ def weight_files(folder: Path) -> list[Path]:
     raise InputError(f"'{folder}' holds no weights (model.safetensors or pytorch_model.bin).")
 
 
-def weights_sha256(folder: Path) -> str:
-    """Identity of a folder's weights, every byte read: see the head of this file."""
-    return _identity([(file_sha256(file), file.name) for file in weight_files(folder)])
+def tokenizer_folder(tokenizer: Any) -> Path | None:
+    """The folder on this machine with the tokenizer.json that a transformers tokenizer was read from; None without."""
+    origin = str(tokenizer.name_or_path)
+    if (Path(origin) / TOKENIZER_FILE).is_file() and origin:
+        return Path(origin)
+    if not _HUB_ID.fullmatch(origin):
+        return None
+    found = try_to_load_from_cache(origin, TOKENIZER_FILE)
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def _identity(sums: Sequence[tuple[str, str]]) -> str:

@@ -8,7 +8,7 @@ exact only where the keys and values of a position do not depend on the sequence
 - layers that see chunks, or windows of another kind than `sliding_attention` (Llama 4's chunks, GPT-Neo's local
   attention). The packed row has no such mask; up to that length none is needed.
 
-Longer sequences are refused. Sliding windows are exact at every length: `mech.checks.packed_check` checks that at load.
+Longer sequences are refused. Sliding windows are exact at every length: `mech.checks.checks` checks that at load.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ logp(a) is of one action, whole or from one of its tokens on; a margin of two ac
 its estimate the difference of theirs.
 
 It estimates logp(patched) − logp(recipient): the denoising effect of `mech.patching.patch` as it is, the noising
-effect with its sign turned (`Attribution.effects`).
+effect with its sign turned (`Attribution.signed`).
 
     steps = 1    the gradient at the recipient, α = 0: one backward pass for every head and MLP
                  (Nanda 2023, "Attribution patching"; Syed et al. 2023, arXiv:2310.10348)
@@ -24,26 +24,30 @@ Cost, in copies of the action positions: 1 for steps = 1, else m a layer and sit
 exact sweep, and a backward costs about as much as a forward: where layers have few heads, integrating saves little.
 
 Where it fails: a gradient is local. Saturated attention and softmax hide what a patch would do (Kramár et al. 2024,
-arXiv:2403.00745), and copy heads saturate; so it is shown against the exact sweep (`probes.effects.screening`).
+arXiv:2403.00745), and copy heads saturate; so it is shown against the exact sweep (`probes.effects.attribution`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import einops
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mech.engine.capture import everything_names
 from mech.engine.engine import Engine, Run
+from mech.engine.queries import Query
+from mech.engine.sweep import by_layer, stacked
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
+from mech.interventions.edits import HOOKS, hook_name
 from mech.models.model import Model
 from mech.patching.gradients import (
-    KINDS,
     SITES,
     GradientSite,
     Shifted,
@@ -51,13 +55,15 @@ from mech.patching.gradients import (
     full_gradients,
     shifted_gradients,
 )
+from mech.patching.patch import all_heads, as_run, require_pair
+from mech.results import Result, axes, head_map
 
 GRADIENT_NODES = 128
 """Nodes in one packed row that is differentiated: every layer's activations of the row are held until the backward."""
 
 
-@dataclass(frozen=True)
-class Attribution:
+@dataclass(frozen=True, repr=False)
+class Attribution(Result):
     """Estimated change (nats) of the recipient's log p(a), by what is patched from the donor.
 
     Attributes:
@@ -70,11 +76,31 @@ class Attribution:
     mlps: dict[int, float]
     steps: int
 
-    def effects(self, direction: str) -> Attribution:
-        """The estimates as effects: denoise, the change itself; noise, its negative (InputError for another name)."""
-        if direction not in ("noise", "denoise"):
-            raise InputError(f"'{direction}' is not a direction: write noise or denoise.")
-        sign = -1.0 if direction == "noise" else 1.0
+    @property
+    def headline(self) -> str:
+        """What was estimated."""
+        how = "gradients at the recipient" if self.steps == 1 else f"gradients over {self.steps} steps"
+        return f"Attribution patching ({how}): estimated change of log p of the action, nats"
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Columns site, layer, head (empty for MLPs) and effect, the estimate in nats."""
+        rows = [("z", head.layer, head.head, value) for head, value in self.heads.items()]
+        mlps = [("mlp_out", layer, None, value) for layer, value in self.mlps.items()]
+        frame = pd.DataFrame([*rows, *mlps], columns=["site", "layer", "head", "effect"])
+        return frame.astype({"layer": "Int64", "head": "Int64", "effect": float})
+
+    def plot(self, ax: Any = None) -> Any:
+        """A map of layers and heads where heads were attributed, else a bar for each layer's MLP; nats."""
+        if not self.heads:
+            ax = axes(ax)
+            ax.bar(list(self.mlps), list(self.mlps.values()))
+            ax.set_xlabel("layer")
+            ax.set_ylabel("estimated effect (nats)")
+            return ax
+        return head_map(self.heads, "estimated effect (nats)", ax)
+
+    def signed(self, sign: float) -> Attribution:
+        """The estimates times the sign of a direction (`mech.patching.patch.sides`)."""
         return Attribution(
             {head: sign * value for head, value in self.heads.items()},
             {layer: sign * value for layer, value in self.mlps.items()},
@@ -84,13 +110,13 @@ class Attribution:
 
 def attribution_names(model: Model) -> list[str]:
     """The activations that both runs must have kept: a superset of `mech.patching.patch.sweep_names`."""
-    return everything_names(model, "hook_resid_pre", *KINDS.values())
+    return everything_names(model, "hook_resid_pre", *(HOOKS[site] for site in SITES))
 
 
 def attribute(
     engine: Engine,
-    recipient: Run,
-    donor: Run,
+    recipient: Run | Query,
+    donor: Run | Query,
     steps: int = 1,
     heads: HeadSet | None = None,
     sites: Sequence[str] = SITES,
@@ -100,8 +126,9 @@ def attribute(
 
     Args:
         engine: its model runs; `engine.slow` takes plain full forwards instead of packed rows.
-        recipient: a clean run that kept `attribution_names(model)` (less `hook_mlp_out` where no MLP is asked for).
-        donor: a run of the same action that kept them too.
+        recipient: a clean run that kept `attribution_names(model)` (less `hook_mlp_out` where no MLP is asked for), or
+            its query.
+        donor: a run of the same action that kept them too, or its query.
         steps: 1 for the gradient at the recipient, more for integrated gradients.
         heads: which; None means all. With integrated gradients those of one layer move together.
         sites: "z", "mlp_out" or both; what is left out has no estimates.
@@ -117,21 +144,18 @@ def attribute(
     """
     model = engine.model
     model.require_eval_mode()
+    recipient, donor = (as_run(engine, one, attribution_names(model)) for one in (recipient, donor))
     if steps < 1:
         raise InputError(f"Gradients are averaged over at least one step, not {steps}.")
     unknown = [site for site in sites if site not in SITES]
     if unknown:
         raise InputError(f"There is no attribution to '{unknown[0]}': choose from {', '.join(SITES)}.")
-    if recipient.query.action != donor.query.action:
-        raise InputError("Attribution needs the same action tokens in both runs.")
-    if recipient.query.intervention.edits:
-        raise InputError("Attribution starts from a clean recipient run.")
+    require_pair(recipient, donor)
     if not 0 <= first < len(recipient.query.action):
         raise InputError(
             f"There is no token {first} of an action of {len(recipient.query.action)} to count from."
         )
-    everyone = HeadSet(Head(i, j) for i in range(model.n_layers) for j in range(model.n_heads))
-    chosen = everyone if heads is None else heads
+    chosen = all_heads(model) if heads is None else heads
     chosen.check(model.n_layers, model.n_heads)
     differences = {
         site: _difference(model, recipient, donor, site, chosen) for site in SITES if site in sites
@@ -156,20 +180,13 @@ def _difference(
     model: Model, recipient: Run, donor: Run, site: GradientSite, heads: HeadSet
 ) -> Float[Tensor, "layer pos width"]:
     """Donor less recipient; zero for heads that were not asked for, which then do not move either."""
-    names = everything_names(model, KINDS[site])
-    ours, theirs = (torch.stack([_kept(run, name) for name in names]) for run in (recipient, donor))
+    ours, theirs = (stacked(run, model, HOOKS[site]) for run in (recipient, donor))
     if site == "mlp_out":
         return theirs - ours
     asked = torch.zeros(model.n_layers, 1, model.n_heads, 1, dtype=torch.bool, device=model.device)
     for head in heads:
         asked[head.layer, 0, head.head] = True
     return torch.where(asked, theirs - ours, 0.0).flatten(2)
-
-
-def _kept(run: Run, name: str) -> Tensor:
-    if name not in run.cache:
-        raise InputError(f"The run did not keep '{name}': run it with keep=attribution_names(model).")
-    return run.cache[name]
 
 
 def _at_recipient(
@@ -179,7 +196,7 @@ def _at_recipient(
     model, query = engine.model, recipient.query
     engine.forwards.ran += 1
     if not engine.slow:
-        start = _kept(recipient, everything_names(model, "hook_resid_pre")[0])
+        start = recipient.activation(hook_name("resid_pre", 0))
         return clean_gradients(model, query, recipient.prefix_cache, start, tuple(differences), first)
     still = [
         Shifted(site, layer, torch.zeros_like(difference[layer]))
@@ -196,7 +213,7 @@ def _along_the_line(
 ) -> dict[GradientSite, Tensor]:
     """Mean gradients over the midpoints of `steps` equal parts of each layer's line, [layer, pos, width] each."""
     model, query = engine.model, recipient.query
-    resid_pre = [_kept(recipient, name) for name in everything_names(model, "hook_resid_pre")]
+    resid_pre = by_layer(recipient, model, "hook_resid_pre")
     runs = [
         Shifted(site, layer, (step + 0.5) / steps * difference[layer])
         for layer in range(model.n_layers)

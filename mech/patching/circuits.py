@@ -23,36 +23,25 @@ Many sets cost less than a forward each, and sets that are equal up to a layer l
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-import torch
 from jaxtyping import Float
 
 from mech.engine.engine import Engine, Run
 from mech.engine.queries import Score
-from mech.engine.sweep import score_interventions
 from mech.errors import InputError
 from mech.heads import HeadSet
-from mech.interventions.intervention import replace_heads
 from mech.models.model import Model
-from mech.patching.patch import all_heads, donor_z
+from mech.patching.patch import all_heads, patch_sets
 
-Kind = Literal["necessity", "sufficiency", "faithfulness"]
-KINDS: tuple[Kind, ...] = ("necessity", "sufficiency", "faithfulness")
-
-
-def circuit_effects(
-    engine: Engine, without: Run, with_it: Run, sets: Sequence[HeadSet], kind: Kind
-) -> list[float]:
-    """What each set carries of L(with_it) − L(without), in nats; arguments and errors as `token_effects`."""
-    return [math.fsum(effect.tolist()) for effect in token_effects(engine, without, with_it, sets, kind)]
+Criterion = Literal["necessity", "sufficiency", "faithfulness"]
+CRITERIA: tuple[Criterion, ...] = ("necessity", "sufficiency", "faithfulness")
 
 
 def token_effects(
-    engine: Engine, without: Run, with_it: Run, sets: Sequence[HeadSet], kind: Kind
+    engine: Engine, without: Run, with_it: Run, sets: Sequence[HeadSet], criterion: Criterion
 ) -> list[Float[np.ndarray, " pos"]]:
     """What each set carries of L(with_it) − L(without), token by token of the action, in nats.
 
@@ -63,20 +52,20 @@ def token_effects(
         without: a clean run that kept `mech.patching.patch.sweep_names(model)`.
         with_it: a clean run of the same action that kept them too.
         sets: any; a set that patches no head has the recipient's own score.
-        kind: necessity, sufficiency or faithfulness.
+        criterion: necessity, sufficiency or faithfulness.
 
     Raises:
-        InputError: an unknown kind, the actions differ, a run is not clean, a head does not exist.
+        InputError: an unknown criterion, the actions differ, a run is not clean, a head does not exist.
     """
-    if kind not in KINDS:
-        raise InputError(f"'{kind}' is not asked of a circuit: choose one of {', '.join(KINDS)}.")
+    if criterion not in CRITERIA:
+        raise InputError(f"'{criterion}' is not asked of a circuit: choose one of {', '.join(CRITERIA)}.")
     low, high = _wide(without.score), _wide(with_it.score)
-    if kind == "necessity":
-        return [high - _wide(score) for score in joint_scores(engine, with_it, without, sets)]
-    if kind == "sufficiency":
-        return [_wide(score) - low for score in joint_scores(engine, without, with_it, sets)]
-    others = [complement(engine.model, heads) for heads in sets]
-    return [_wide(score) - low for score in joint_scores(engine, with_it, without, others)]
+    patched = sets if criterion != "faithfulness" else [complement(engine.model, heads) for heads in sets]
+    recipient, donor = (without, with_it) if criterion == "sufficiency" else (with_it, without)
+    scores = patch_sets(engine, recipient, donor, dict(enumerate(patched))).values()
+    if criterion == "necessity":
+        return [high - _wide(score) for score in scores]
+    return [_wide(score) - low for score in scores]
 
 
 def _wide(score: Score) -> Float[np.ndarray, " pos"]:
@@ -87,16 +76,3 @@ def complement(model: Model, heads: HeadSet) -> HeadSet:
     """Every head of the model that is not in the set; InputError for one that does not exist."""
     inside = set(heads.check(model.n_layers, model.n_heads))
     return HeadSet(head for head in all_heads(model) if head not in inside)
-
-
-@torch.no_grad()
-def joint_scores(engine: Engine, recipient: Run, donor: Run, sets: Sequence[HeadSet]) -> list[Score]:
-    """Score the recipient's action with z of all heads of a set from the donor, for each set, in their order.
-
-    Raises:
-        InputError: as `circuit_effects`.
-    """
-    model = engine.model
-    z = donor_z(model, recipient, donor)
-    changes = [replace_heads(heads.check(model.n_layers, model.n_heads), z, "candidate") for heads in sets]
-    return score_interventions(engine, recipient, changes)

@@ -5,7 +5,7 @@
                                                  scale held at the recipient's (`mech.patching.frozen_norm`); soft-cap
                                                  as in the model
     direct   = log p'(a) − log p(a)              later layers do not react to the change
-    total    = the same with everything downstream recomputed (`mech.patching.patch`, `mech.patching.layers`)
+    total    = the same with everything downstream recomputed (`mech.patching.patch`, `mech.patching.patch`)
     indirect = total − direct                    what later heads and MLPs make of the change, the norm's scale included
 
 Values are changes of the recipient's log-probability, in nats: denoising effects as they stand, noising effects with
@@ -44,10 +44,9 @@ from mech.patching.frozen_norm import (
     hold_scale,
     require_additive,
 )
-from mech.patching.layers import final_resid, layer_names, patch_layers
-from mech.patching.patch import all_heads, patch_heads, require_pair
+from mech.patching.patch import all_heads, final_resid, layer_names, patch_heads, patch_layers, require_pair
 
-Changes = Float[np.ndarray, " token"]
+TokenChanges = Float[np.ndarray, " token"]
 """Changes of the log-probability (nats) of each token of the action."""
 
 
@@ -55,8 +54,8 @@ Changes = Float[np.ndarray, " token"]
 class Parts:
     """A patch's total and direct effect, both changes of the recipient's log-probability in nats, token by token."""
 
-    total_by_token: Changes
-    direct_by_token: Changes
+    total_by_token: TokenChanges
+    direct_by_token: TokenChanges
 
     @property
     def total(self) -> float:
@@ -82,7 +81,7 @@ def direct_names(model: Model) -> list[str]:
 @torch.no_grad()
 def direct_changes(
     engine: Engine, recipient: Run, donor: Run, heads: HeadSet | None = None
-) -> dict[Head, Changes]:
+) -> dict[Head, TokenChanges]:
     """The change of the recipient's log p, token by token, when only what one head writes comes from the donor.
 
     Args:
@@ -121,7 +120,7 @@ def direct_changes(
 @torch.no_grad()
 def direct_changes_mlp(
     engine: Engine, recipient: Run, donor: Run, layers: Sequence[int] | None = None
-) -> dict[int, Changes]:
+) -> dict[int, TokenChanges]:
     """The change of the recipient's log p, token by token, when only what one MLP writes comes from the donor."""
     model = engine.model
     chosen = list(range(model.n_layers)) if layers is None else list(layers)
@@ -148,14 +147,6 @@ def direct_effects(
 ) -> dict[Head, float]:
     """`direct_changes` summed over the action's tokens: differences first, so that no effect drowns in log p."""
     return {head: float(np.sum(one)) for head, one in direct_changes(engine, recipient, donor, heads).items()}
-
-
-def direct_effects_mlp(
-    engine: Engine, recipient: Run, donor: Run, layers: Sequence[int] | None = None
-) -> dict[int, float]:
-    """`direct_changes_mlp` summed over the action's tokens."""
-    found = direct_changes_mlp(engine, recipient, donor, layers)
-    return {layer: float(np.sum(one)) for layer, one in found.items()}
 
 
 def head_parts(engine: Engine, recipient: Run, donor: Run, heads: HeadSet | None = None) -> dict[Head, Parts]:
@@ -201,7 +192,7 @@ def _read(model: Model, recipient: Run, norm: FrozenNorm, parts: Iterable[Tensor
     return scores
 
 
-def _changes(recipient: Run, scores: Sequence[Score]) -> list[Changes]:
+def _changes(recipient: Run, scores: Sequence[Score]) -> list[TokenChanges]:
     return [score.logprobs - recipient.score.logprobs for score in scores]
 
 

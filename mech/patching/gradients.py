@@ -20,15 +20,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mech.engine.blocks import Layout, RowCache, block_arguments, layout, run_block, unembed
+from mech.engine.blocks import RowCache, block_arguments, run_block, unembed
 from mech.engine.prefix_cache import PrefixCache
 from mech.engine.queries import Query, token_logprobs
+from mech.engine.sweep import copies
+from mech.interventions.edits import hook_name
 from mech.interventions.hooks import HookFunction, hooked
 from mech.models.model import Model
 
 GradientSite = Literal["z", "mlp_out"]
 SITES: tuple[GradientSite, ...] = ("z", "mlp_out")
-KINDS: dict[GradientSite, str] = {"z": "attn.hook_z", "mlp_out": "hook_mlp_out"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,7 @@ class Shifted:
     @property
     def hook_name(self) -> str:
         """The TransformerLens name of the activation."""
-        return f"blocks.{self.layer}.{KINDS[self.site]}"
+        return hook_name(self.site, self.layer)
 
 
 def clean_gradients(
@@ -77,11 +78,11 @@ def clean_gradients(
     n = len(query.action)
     rows = torch.arange(n, device=model.device)
     arguments = block_arguments(
-        model, _copies(model, query, 1), RowCache(prefix_cache.keys, prefix_cache.values)
+        model, copies(model, query, 1), RowCache(prefix_cache.keys, prefix_cache.values)
     )
     layers = range(model.n_layers)
     with leaves_only(model):
-        leaves = {f"blocks.{i}.{KINDS[site]}": _leaf(model, n, site) for site in sites for i in layers}
+        leaves = {hook_name(site, i): _leaf(model, n, site) for site in sites for i in layers}
         resid = resid_pre[None]
         with hooked(model, _adding(leaves, rows), fires=1):
             for layer in layers:
@@ -89,7 +90,7 @@ def clean_gradients(
         found = dict(
             zip(leaves, _by_leaves(unembed(model, resid), query, list(leaves.values()), first), strict=True)
         )
-    return {site: torch.stack([found[f"blocks.{i}.{KINDS[site]}"] for i in layers]) for site in sites}
+    return {site: torch.stack([found[hook_name(site, i)] for i in layers]) for site in sites}
 
 
 def shifted_gradients(
@@ -131,7 +132,7 @@ def shifted_gradients(
             joining = [index for index, run in enumerate(runs) if run.layer == layer]
             if joining:
                 row = torch.cat([row, resid_pre[layer].repeat(len(joining), 1)[None]], dim=1)
-                arguments = block_arguments(model, _copies(model, query, row.shape[1] // n), cache)
+                arguments = block_arguments(model, copies(model, query, row.shape[1] // n), cache)
             hooks: list[tuple[str, HookFunction]] = []
             for index in joining:
                 rows = torch.arange(index * n, (index + 1) * n, device=model.device)
@@ -199,14 +200,6 @@ def _adding(added: Mapping[str, Tensor], rows: Tensor) -> list[tuple[str, HookFu
         return function
 
     return [(name, adder(value)) for name, value in added.items()]
-
-
-def _copies(model: Model, query: Query, copies: int) -> Layout:
-    """The layout of that many copies of the candidate nodes, which do not see each other, over the prefix cache."""
-    start, n = query.candidate.start, len(query.action)
-    one = torch.tril(torch.ones(n, n, dtype=torch.bool, device=model.device))
-    depths = torch.arange(start, start + n, device=model.device).repeat(copies)
-    return layout(model, depths, torch.block_diag(*[one] * copies).bool(), start)
 
 
 def _by_leaves(

@@ -32,6 +32,7 @@ from mech.engine.queries import Query, token_logprobs
 from mech.engine.sweep import require_clean
 from mech.errors import InputError
 from mech.heads import HeadSet
+from mech.interventions.edits import hook_name
 from mech.interventions.hooks import HookFunction, hooked
 from mech.models.model import Model
 from mech.patching.gradients import leaves_only
@@ -135,12 +136,12 @@ def _rows(
     model: Model, clean: Sequence[Sequence[Run]], heads: HeadSet, first: int
 ) -> tuple[list[_Row], float]:
     """What every step starts from, and the root mean square of the set's z."""
-    entering, layers = f"blocks.{first}.hook_resid_pre", sorted(heads.per_layer())
+    entering, layers = hook_name("resid_pre", first), sorted(heads.per_layer())
     rows, squares, count = [], 0.0, 0
     for runs in clean:
         for run in runs:
             for layer in layers:
-                own = run.cache[f"blocks.{layer}.attn.hook_z"][:, list(heads.per_layer()[layer])].double()
+                own = run.cache[hook_name("z", layer)][:, list(heads.per_layer()[layer])].double()
                 squares, count = squares + float(own.square().sum()), count + own.numel()
         start = runs[0].query.candidate.start
         sizes = [len(run.query.action) for run in runs]
@@ -205,4 +206,4 @@ def _putting(model: Model, heads: HeadSet, constants: Tensor) -> list[tuple[str,
 
         return function
 
-    return [(f"blocks.{layer}.attn.hook_z", putter(those)) for layer, those in sorted(places.items())]
+    return [(hook_name("z", layer), putter(those)) for layer, those in sorted(places.items())]

@@ -31,10 +31,10 @@ from mech.engine.blocks import RowCache, block_arguments, layout, run_block
 from mech.engine.capture import capture_hooks, everything_names
 from mech.engine.engine import Engine, Run
 from mech.engine.queries import Score
-from mech.engine.sweep import by_layer, require_clean
+from mech.engine.sweep import by_layer, copies, require_clean, stacked
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
-from mech.interventions.edits import HOOK_NAMES, SCORES_HOOK
+from mech.interventions.edits import hook_name
 from mech.interventions.hooks import EditLocation, HookFunction, edit_hooks, hooked
 from mech.interventions.intervention import Edit, Intervention
 from mech.interventions.sites import kv_head_of
@@ -87,7 +87,7 @@ def keys_without(
         raise InputError(
             "No sender stands in a layer below a receiver: there is no path from one to the other."
         )
-    resid, z = (_at(run, model, kind, at) for kind in ("hook_resid_pre", "attn.hook_z"))
+    resid, z = (by_layer(run, model, kind, at) for kind in ("hook_resid_pre", "attn.hook_z"))
     changed = _replaced(model, torch.stack(z), replacement)
     delta = torch.zeros_like(resid[0])
     keys: Keys = {}
@@ -150,21 +150,11 @@ def patch_path(
     """
     model = engine.model
     keys = keys_without(model, recipient, receivers, senders, replacement, at)
-    z = torch.stack(_at(recipient, model, "attn.hook_z", at))
+    z = stacked(recipient, model, "attn.hook_z", at)
     changed = _replaced(model, z, replacement)
     if all(torch.equal(changed[h.layer, :, h.head], z[h.layer, :, h.head]) for h in senders):
         return recipient.score
     return patch_keys(engine, recipient, receivers, keys, positions)
-
-
-def _at(run: Run, model: Model, kind: str, at: str) -> list[Tensor]:
-    names = everything_names(model, kind)
-    missing = [name for name in names if name not in run.at.get(at, {})]
-    if missing:
-        raise InputError(
-            f"The run did not keep '{missing[0]}' at its {at} positions: keep path_names(model)."
-        )
-    return [run.at[at][name] for name in names]
 
 
 def _replaced(model: Model, z: Tensor, replacement: Tensor) -> Float[Tensor, "layer pos head d_head"]:
@@ -197,7 +187,7 @@ def _project(
     each_alone = torch.eye(len(depths), dtype=torch.bool, device=model.device)
     cache = RowCache((), ())
     arguments = block_arguments(model, layout(model, depths, each_alone, 0), cache)
-    name = HOOK_NAMES["k"].format(layer=layer)
+    name = hook_name("k", layer)
     kept: dict[str, Tensor] = {}
     hooks = capture_hooks(model, [name], kept.__setitem__)
     if keys is not None:
@@ -215,16 +205,14 @@ def _packed(
     """The candidate nodes over the recipient's prefix cache, from the first receiver's layer on."""
     model, query, prefix_cache = engine.model, recipient.query, recipient.prefix_cache
     resid_pre = by_layer(recipient, model, "hook_resid_pre")
-    depths = torch.tensor(list(query.candidate), device=model.device)
-    seen = torch.ones(len(depths), len(depths), dtype=torch.bool, device=model.device).tril()
-    place = layout(model, depths, seen, len(prefix_cache))
+    place = copies(model, query, 1)
     receiving = receivers.per_layer()
     first = min(receiving)
     row = resid_pre[first][None]
     for layer in range(first, model.n_layers):
         hooks: list[tuple[str, HookFunction]] = []
         if layer in receiving:
-            name = SCORES_HOOK.format(layer=layer)
+            name = hook_name("scores", layer)
             dummy = torch.zeros(len(where), model.d_model, dtype=model.dtype, device=model.device)
             _, turned = _project(model, layer, dummy, where, keys[layer])
             other = list(prefix_cache.keys)
@@ -250,7 +238,7 @@ def _slowly(
     rows = slice(query.candidate.start, None)
     hooks: list[tuple[str, HookFunction]] = []
     for layer, heads in receivers.per_layer().items():
-        name = SCORES_HOOK.format(layer=layer)
+        name = hook_name("scores", layer)
         values = enumerate(keys[layer].unbind(1))
         edits = tuple(Edit("k", layer, head, tuple(where), value) for head, value in values)
         scores: dict[str, Tensor] = {}

@@ -24,23 +24,23 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mech.engine import packed, reference
-from mech.engine.blocks import RowCache, block_arguments, layout, run_block
+from mech.engine.blocks import RowCache, block_arguments, run_block
 from mech.engine.capture import everything_names
 from mech.engine.engine import Engine, Run
 from mech.engine.queries import Score
-from mech.engine.sweep import by_layer, sweep
+from mech.engine.sweep import by_layer, copies, score_edits
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
+from mech.interventions.edits import hook_name
 from mech.interventions.hooks import HookFunction, hooked
 from mech.interventions.intervention import Edit
-from mech.interventions.site_check import require_moved
+from mech.interventions.site_check import require_causal
 from mech.interventions.sites import kv_head_of
 from mech.models.model import Model
 from mech.patching.patch import all_heads, require_pair
 
 Columns = Sequence[tuple[int, int]]
 """(donor position, recipient position) pairs: where attention to the one goes to the other."""
-PATTERN_HOOK = "blocks.{layer}.attn.hook_pattern"
 
 
 def pattern_names(model: Model) -> list[str]:
@@ -106,7 +106,7 @@ def patch_patterns(
     changed = [h for h in chosen if not torch.equal(theirs[h.layer][h.head], own[h.layer][h.head])]
     scores = {head: recipient.score for head in chosen}
     if engine.slow:
-        require_moved(model, PATTERN_HOOK, "pattern")
+        require_causal(model, ["pattern"])
         found = [_slowly(engine, recipient, HeadSet([head]), theirs) for head in changed]
     else:
         values = [_values(model, recipient, layer) for layer in range(model.n_layers)]
@@ -114,7 +114,7 @@ def patch_patterns(
         for head in changed:
             z = theirs[head.layer][head.head] @ values[head.layer][:, kv_head_of(model, head)]
             edits.append(Edit("z", head.layer, head.head, "candidate", z))
-        found = sweep(engine, recipient, edits)
+        found = score_edits(engine, recipient, edits)
     scores.update(zip(changed, found, strict=True))
     return scores
 
@@ -131,7 +131,7 @@ def patch_pattern_sets(
     model = engine.model
     model.require_eval_mode()
     require_pair(recipient, donor)
-    require_moved(model, PATTERN_HOOK, "pattern")
+    require_causal(model, ["pattern"])
     theirs = carried(model, recipient, donor, columns)
     run = _slowly if engine.slow else _packed
     return {
@@ -150,13 +150,8 @@ def _packed(engine: Engine, recipient: Run, heads: HeadSet, patterns: Sequence[T
     """The candidate nodes over the recipient's prefix cache, whose columns are the sequence's positions in order."""
     model, query, prefix_cache = engine.model, recipient.query, recipient.prefix_cache
     resid_pre = by_layer(recipient, model, "hook_resid_pre")
-    depths = torch.tensor(list(query.candidate), device=model.device)
-    seen = torch.ones(len(depths), len(depths), dtype=torch.bool, device=model.device).tril()
-    arguments = block_arguments(
-        model,
-        layout(model, depths, seen, len(prefix_cache)),
-        RowCache(prefix_cache.keys, prefix_cache.values),
-    )
+    cache = RowCache(prefix_cache.keys, prefix_cache.values)
+    arguments = block_arguments(model, copies(model, query, 1), cache)
     patched = heads.per_layer()
     first = min(patched)
     row = resid_pre[first][None]
@@ -190,4 +185,4 @@ def _replace(
         edited[0, index, rows] = patterns[layer][index].to(activation)
         return edited
 
-    return PATTERN_HOOK.format(layer=layer), function
+    return hook_name("pattern", layer), function

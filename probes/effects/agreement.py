@@ -18,6 +18,9 @@ hypergeometric overlap. `with` says in words what is agreed with, and `effects_n
 difference the single effects sum up to. Mean effects rank heads as shares do (Σ effects / Σ delta,
 `probes.effects.shares`) where Σ delta is positive.
 
+Heads may be ranked perfectly by effects that hardly add up to anything: in noising each head alone does little, as
+others stand in for it. A high agreement is not to be taken for more than it is (`Target`).
+
 Intervals: 95 % percentile cluster bootstrap. Tasks are drawn with their items, the effects averaged and ranked anew in
 each draw; scores stay as they are. All scores see the same draws. Fewer than six clusters give no interval. A
 percentile interval of a rank statistic leans towards 0, as draws add noise to ranks.
@@ -27,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -34,12 +38,14 @@ from jaxtyping import Float, Int
 from scipy.stats import rankdata
 
 from mech.errors import InputError
-from probes.effects.agreed_with import AGREED_WITH, Target
 from probes.stats.bootstrap import N_DRAWS, RngFactory, percentile_ends
-from probes.stats.frame_checks import by_item, rectangle, require
+from probes.stats.frame_checks import item_columns, rectangle, require
 from probes.stats.halves import ranking_reliability
 from probes.stats.ranks import chance_jaccard, places_by_value, ratio
 
+AGREED_WITH = ("with", "effects_nats", "delta_nats")
+UNITS = {"z": "head", "mlp_out": "MLP"}
+_NAMES = {"noise": "noising", "denoise": "denoising"}
 AGREEMENT = (
     *("direction", "score", "statistic", "k", "estimate", "ci_lo", "ci_hi", "chance"),
     *("n", "n_clusters", "n_heads", "flagged", *AGREED_WITH),
@@ -50,6 +56,31 @@ _HEAD = ["layer", "head"]
 _NO_K = 0  # of the statistics that take all heads
 _Key = tuple[str, str, int]
 _MAX_CELLS = 4_000_000  # draws × pairs held at once: 16 MB in float32
+
+
+@dataclass(frozen=True)
+class Target:
+    """Exact effects of single units in one direction: their mean sum over items, and the mean difference (nats)."""
+
+    direction: str
+    unit: str
+    effects_nats: float
+    delta_nats: float
+
+    @classmethod
+    def of(cls, direction: str, effects: pd.DataFrame, deltas: pd.Series, unit: str = "head") -> Target:
+        """From effects [item, unit] and each item's difference."""
+        return cls(direction, unit, float(effects.sum(axis=1).mean()), float(deltas.mean()))
+
+    def __str__(self) -> str:
+        return (
+            f"exact single-{self.unit} {_NAMES[self.direction]}, sum of effects {self.effects_nats:.1f} of "
+            f"{self.delta_nats:.1f} nats"
+        )
+
+    def cells(self, half: bool = False) -> tuple[str, float, float]:
+        """The cells of AGREED_WITH; `half`: the agreement is of one half of the clusters with the other."""
+        return (f"the other half: {self}" if half else str(self), self.effects_nats, self.delta_nats)
 
 
 def agreement(
@@ -91,7 +122,7 @@ def agreement(
     for direction, group in single.groupby("direction", sort=True):
         table = rectangle(group, _HEAD, "effect_nats")
         values = _scores_of(scores, chosen, table.columns)
-        items = by_item(group, table.index)
+        items = item_columns(group, table.index)
         tasks = items["task_id"]
         target = Target.of(str(direction), table, items["delta"])
         layers = table.columns.get_level_values("layer").to_numpy(int)

@@ -132,7 +132,7 @@ def jaccard(one: HeadSet, other: HeadSet) -> float:
     return len(both) / len(either) if either else math.nan
 
 
-def agreement(one: Mapping[Head, float], other: Mapping[Head, float]) -> tuple[float, float]:
+def rank_correlations(one: Mapping[Head, float], other: Mapping[Head, float]) -> tuple[float, float]:
     """Kendall's τ-b and Spearman's ρ of two scorings; NaN where a scoring is constant.
 
     Raises:

@@ -21,7 +21,7 @@ import pandas as pd
 from mech.errors import InputError
 from probes.effects.shares import head_shares
 from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_ratios, holm
-from probes.stats.frame_checks import MIN_DELTA, by_item, rectangle
+from probes.stats.frame_checks import MIN_DELTA, item_columns, rectangle
 
 ALPHA = 0.05
 QUANTITIES = ("total", "direct", "indirect")
@@ -95,7 +95,7 @@ def _p_values(
     for direction, group in effects.groupby("direction", sort=True):
         table = rectangle(group, ["layer", "head"], "direct_nats")
         numbers = table.to_numpy(float)
-        tasks = by_item(group, table.index)["task_id"]
+        tasks = item_columns(group, table.index)["task_id"]
         rng = rng_for(f"{kind}/direct/p/{direction}")
         p = [one.p for one in cluster_ratios(numbers, np.ones_like(numbers), tasks, rng, n_draws)]
         keys = [(direction, layer, head) for layer, head in table.columns]

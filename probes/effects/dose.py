@@ -19,7 +19,7 @@ from jaxtyping import Float
 
 from mech.errors import InputError
 from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_ratios
-from probes.stats.frame_checks import MIN_DELTA, SHARE_CELLS, by_item, rectangle, require, share_cells
+from probes.stats.frame_checks import MIN_DELTA, SHARE_CELLS, item_columns, rectangle, require, share_cells
 from probes.stats.ranks import spearman
 
 ABLATION = ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n")
@@ -34,7 +34,7 @@ CONTROLS = (*DRAWN, *SINGLE_CONTROLS)
 """Kinds of control (`experiments.heads.control_sets` says what each is; direction: the selected heads, moved as far
 in a random direction). Those that are not drawn are one set a size, among which a p would say nothing: it is NaN. `k`
 of a control is that of the set it controls, whatever its own size."""
-KINDS = ("none", "selected", *CONTROLS)
+SET_KINDS = ("none", "selected", *CONTROLS)
 
 _ROW = ("set", "kind", "k", "item_id", "task_id", "measure", "value")
 
@@ -43,7 +43,7 @@ def dose_curve(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) 
     """Mean of each measure under each ablated set of heads.
 
     Args:
-        rows: set (a label), kind (one of KINDS), k (heads ablated), item_id, task_id,
+        rows: set (a label), kind (one of SET_KINDS), k (heads ablated), item_id, task_id,
             measure, value.
         rng_for: gives the stream `dose/MEASURE`; all sets see the same draws.
         n_draws: bootstrap draws.
@@ -60,7 +60,7 @@ def dose_curve(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) 
     for measure, group in rows.groupby("measure", sort=True):
         values = rectangle(group, ["k", "kind", "set"], "value")
         numbers = values.to_numpy(float)
-        tasks = by_item(group, values.index)["task_id"]
+        tasks = item_columns(group, values.index)["task_id"]
         found = cluster_ratios(numbers, np.ones_like(numbers), tasks, rng_for(f"dose/{measure}"), n_draws)
         for (k, kind, label), dose in zip(values.columns, found, strict=True):
             lines.append((label, kind, int(k), measure, dose.mean, dose.lo, dose.hi, dose.n))
@@ -98,7 +98,7 @@ def share_removed(
     ablated = values.drop(columns=whole)
     base = np.repeat(values[whole].to_numpy(float), ablated.shape[1], axis=1)
     removed = base - ablated.to_numpy(float)
-    tasks = by_item(group, values.index)["task_id"]
+    tasks = item_columns(group, values.index)["task_id"]
     found = cluster_ratios(removed, base, tasks, rng_for(f"removed/{measure}"), n_draws)
     small = abs(float(values[whole[0]].mean())) < min_delta
     effects = removed.mean(axis=0)
@@ -194,7 +194,7 @@ def dose_areas(
         values = rectangle(group, ["k", "kind", "set"], "value").droplevel(["k", "kind"], axis=1)
         base = values[group.loc[group["kind"] == "none", "set"].iloc[0]].to_numpy(float)
         own = base[:, None] - values[curves["selected", ""]["set"]].to_numpy(float)
-        tasks = by_item(group, values.index)["task_id"]
+        tasks = item_columns(group, values.index)["task_id"]
         rng = rng_for(f"area/{measure}")
         [found] = cluster_ratios((own @ weights)[:, None], base[:, None], tasks, rng, n_draws)
         areas = {key: float(curve["share"].to_numpy(float) @ weights) for key, curve in curves.items()}
@@ -258,6 +258,6 @@ def area(curve: pd.DataFrame) -> pd.DataFrame:
 def _check_ablated(rows: pd.DataFrame) -> None:
     """Refuse ablation rows that could only give a wrong curve."""
     require(rows, _ROW, ["set", "kind", "k", "item_id", "measure"])
-    unknown = rows.loc[~rows["kind"].isin(KINDS), "kind"]
+    unknown = rows.loc[~rows["kind"].isin(SET_KINDS), "kind"]
     if len(unknown):
-        raise InputError(f"'{unknown.iloc[0]}' is not a kind of head set: write {', '.join(KINDS)}.")
+        raise InputError(f"'{unknown.iloc[0]}' is not a kind of head set: write {', '.join(SET_KINDS)}.")

@@ -46,7 +46,7 @@ from probes.stats.bootstrap import (
     cluster_ratios,
     equivalent,
 )
-from probes.stats.frame_checks import MIN_DELTA, by_item, rectangle, require
+from probes.stats.frame_checks import MIN_DELTA, item_columns, rectangle, require
 
 ABLATIONS = ("mean", "mean-role", "resample", "zero", "optimal")
 METHODS = ("noise", "denoise", *ABLATIONS, "knockout")
@@ -105,7 +105,7 @@ def carried(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> 
         paired = effects
         if "paired_nats" in group.columns:
             paired = rectangle(group, ["kind", "set", "k"], "paired_nats")
-        items = by_item(group, effects.index)
+        items = item_columns(group, effects.index)
         rng = rng_for(f"carried/{env}/{low}>{high}/{method}")
         direction = "necessity" if method in NECESSITY else "sufficiency"
         spread = _draw_spread(group, float(items["delta"].sum()))

@@ -17,7 +17,7 @@ import pandas as pd
 
 from mech.errors import InputError
 from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_ratios, equivalent
-from probes.stats.frame_checks import by_item, rectangle, require
+from probes.stats.frame_checks import item_columns, rectangle, require
 
 OFFTARGET = (
     *("set", "kind", "k", "quantity", "whole", "ablated", "change", "ci_lo", "ci_hi"),
@@ -59,7 +59,7 @@ def off_target_changes(
         ablated = values.drop(columns=whole)
         base = values[whole].to_numpy(float)
         moved = ablated.to_numpy(float) - base
-        tasks = by_item(group, values.index)["task_id"]
+        tasks = item_columns(group, values.index)["task_id"]
         found = cluster_ratios(moved, np.ones_like(moved), tasks, rng_for(f"offtarget/{quantity}"), n_draws)
         means = ablated.mean(axis=0)
         for (k, kind, label), mean, change in zip(ablated.columns, means, found, strict=True):

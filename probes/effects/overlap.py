@@ -28,10 +28,9 @@ import pandas as pd
 from jaxtyping import Float, Int
 
 from mech.errors import InputError
-from probes.effects.agreed_with import AGREED_WITH, Target
-from probes.effects.agreement import reliability_name
+from probes.effects.agreement import AGREED_WITH, Target, reliability_name
 from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_ratios, percentile_ends
-from probes.stats.frame_checks import DIRECTIONS, by_item, rectangle, require
+from probes.stats.frame_checks import DIRECTIONS, item_columns, rectangle, require
 from probes.stats.halves import halves, ranking_reliability
 from probes.stats.ranks import chance_jaccard, layer_spearman, places_by_value, spearman
 
@@ -82,10 +81,10 @@ def overlap(
         if a is None or b is None or not a.index.equals(b.index) or not a.columns.equals(b.columns):
             raise InputError(f"Both differences need the same items and heads under {direction}.")
         rows_of = [rows[rows["direction"] == direction] for rows in (one, other)]
-        tasks = by_item(rows_of[0], a.index)["task_id"]
+        tasks = item_columns(rows_of[0], a.index)["task_id"]
         counts = (len(a), int(tasks.nunique()))
         targets = [
-            Target.of(direction, table, by_item(rows, table.index)["delta"])
+            Target.of(direction, table, item_columns(rows, table.index)["delta"])
             for table, rows in zip((a, b), rows_of, strict=True)
         ]
         layers = a.columns.get_level_values("layer").to_numpy(int)

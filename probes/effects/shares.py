@@ -23,7 +23,7 @@ from probes.stats.frame_checks import (
     DIRECTIONS,
     MIN_DELTA,
     SHARE_CELLS,
-    by_item,
+    item_columns,
     rectangle,
     require,
     share_cells,
@@ -77,7 +77,7 @@ def head_shares(
     lines = []
     for direction, group in single.groupby("direction", sort=True):
         effects = rectangle(group, ["layer", "head"], "effect_nats")
-        items = by_item(group, effects.index)
+        items = item_columns(group, effects.index)
         deltas = np.repeat(items["delta"].to_numpy(float)[:, None], effects.shape[1], axis=1)
         shares = cluster_ratios(
             effects.to_numpy(float), deltas, items["task_id"], rng_for(f"share/{direction}"), n_draws
@@ -121,7 +121,7 @@ def redundancy(
         joint = group.set_index("item_id")["effect_nats"].sort_index()
         alone = rows[(rows["direction"] == direction) & ~_is_joint(rows)]
         singles = _sum_of_singles(alone, members[label], joint.index)
-        items = by_item(group, joint.index)
+        items = item_columns(group, joint.index)
         gap = (joint - singles).to_numpy(float)[:, None]
         rng = rng_for(f"redundancy/{direction}/{label}")
         found = cluster_ratios(gap, np.ones_like(gap), items["task_id"], rng, n_draws)[0]

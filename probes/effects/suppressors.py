@@ -15,7 +15,7 @@ import pandas as pd
 
 from mech.errors import InputError
 from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_ratios, holm
-from probes.stats.frame_checks import by_item, rectangle
+from probes.stats.frame_checks import item_columns, rectangle
 
 SUPPRESSORS = (
     *("direction", "layer", "head", "effect_nats", "ci_lo", "ci_hi", "p", "p_holm"),
@@ -50,7 +50,7 @@ def suppressors(
     for direction, group in effects.groupby("direction", sort=True):
         table = rectangle(group, _HEAD, "effect_nats")
         numbers = table.to_numpy(float)
-        tasks = by_item(group, table.index)["task_id"]
+        tasks = item_columns(group, table.index)["task_id"]
         rng = rng_for(f"suppressors/{direction}")
         found = cluster_ratios(numbers, np.ones_like(numbers), tasks, rng, n_draws)
         corrected = holm([one.p for one in found])

@@ -19,16 +19,23 @@ import os
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from mech.errors import InputError
 from mech.input_files import NotJson, checked, parse_json, read_bytes, refuse
-from probes.items.item_record import LISTS, QUOTES, RECORD, contradictions
 
+QUOTES = "traceback_quotes_source"  # the key of meta that says whether the error quotes a line of a×
+FRAME = "observation_frame"  # the key of meta that frames this item's observations, instead of the wording's prefix
+AS_TEXT = "{observation}"  # what stands in a frame for the observation as it is
+AS_JSON = "{json}"  # the same, as a JSON string
+_LISTS = ("prefix_actions", "prefix_observations", "distractors")
+_MAX_STEPS = 2**31 - 1
 UNKNOWN = "unknown"  # the operator, error type and template of an item that does not say
 
 
@@ -71,11 +78,6 @@ class Item:
         gold = {} if self.gold_action is None else {"gold": self.gold_action}
         return {"failed": self.failed_action, **gold, **others}
 
-
-__all__ = [
-    "Item", "QUOTES", "UNKNOWN", "PER_TASK", "load_items", "dump_items", "item_line", "select_items", "balanced_subset",
-    "balanced_order",
-]  # fmt: skip
 
 PER_TASK = 3  # items of one task before every task had its chance; the published samples have this cap
 _ORDER_SEED = 0  # a constant: which N items `--limit N` means must not depend on a run's own seed
@@ -176,15 +178,6 @@ def select_items(
     return _in_file_order(chosen, order[:limit])
 
 
-def balanced_subset(items: Sequence[Item], n: int, per_task: int, rng: random.Random) -> list[Item]:
-    """At most n items, at most `per_task` of any task, round-robin over operators; sorted by item id.
-
-    Fewer than n come back when the cap leaves no more. With equal seeds a smaller n gives a subset of a
-    larger.
-    """
-    return sorted(_one_round(items, per_task, rng)[:n], key=lambda item: item.item_id)
-
-
 def balanced_order(
     items: Sequence[Item], rng: random.Random, per_task: int = PER_TASK, by_template: bool = False
 ) -> list[Item]:
@@ -209,14 +202,14 @@ def _item_from_line(line: bytes) -> tuple[str | None, Item | None, list[str]]:
         return None, None, [f"it is not a whole JSON object ({error}): repair or remove that line"]
     if not isinstance(record, dict):
         return None, None, ["it is not a JSON object with the fields of an item"]
-    parsed, wrong = checked(RECORD, record)
-    faults += [*wrong, *contradictions(record)]
+    parsed, wrong = checked(_RECORD, record)
+    faults += [*wrong, *_contradictions(record)]
     item_id = record.get("item_id")
     known = item_id if isinstance(item_id, str) and item_id.strip() else None
     if parsed is None or faults:
         return known, None, faults
     values = {name: value for name, value in parsed.model_dump().items() if value is not None}
-    values.update({name: tuple(values[name]) for name in LISTS if name in values})
+    values.update({name: tuple(values[name]) for name in _LISTS if name in values})
     return known, Item(**{"step_index": len(values.get("prefix_actions", ())), **values}), []
 
 
@@ -260,3 +253,77 @@ def _next_below_cap(queue: list[Item], used: Counter[str], per_task: int) -> Ite
 def _in_file_order(items: Sequence[Item], chosen: Sequence[Item]) -> list[Item]:
     ids = {item.item_id for item in chosen}
     return [item for item in items if item.item_id in ids]
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must be a non-empty string")
+    return text
+
+
+def _flag(meta: dict[str, Any]) -> dict[str, Any]:
+    if meta.get(QUOTES) not in (None, True, False):
+        raise ValueError(f"must be an object whose '{QUOTES}' is true, false or null")
+    frame = meta.get(FRAME)
+    if frame is not None and not (
+        isinstance(frame, str) and frame.count(AS_TEXT) + frame.count(AS_JSON) == 1
+    ):
+        raise ValueError(
+            f"must be an object whose '{FRAME}' is a text with {AS_TEXT} or {AS_JSON} in it, once"
+        )
+    return meta
+
+
+_Text = Annotated[str, AfterValidator(_not_blank)]
+
+
+class _Record(BaseModel):
+    """A line of an item file; the fields and their order are those of `Item`. Null means the same as nothing."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    item_id: _Text
+    env: _Text
+    task_id: _Text
+    template: _Text | None = None
+    step_index: Annotated[int, Field(ge=0, le=_MAX_STEPS)] | None = None
+    operator: _Text | None = None
+    error_type: _Text | None = None
+    system_prompt: str
+    goal: _Text
+    prefix_actions: list[_Text] | None = None
+    prefix_observations: list[str] | None = None
+    failed_action: _Text
+    gold_action: _Text | None = None
+    obs_fail: _Text
+    obs_fail_terse: _Text | None = None
+    obs_fail_verbose: _Text | None = None
+    obs_fail_echo: _Text | None = None
+    obs_success: _Text | None = None
+    obs_neutral: _Text
+    obs_fail_other: str | None = None
+    distractors: list[_Text] | None = None
+    tool: str | None = None
+    meta: Annotated[dict[str, Any], AfterValidator(_flag)] | None = None
+
+
+_RECORD = TypeAdapter(_Record)
+
+
+def _contradictions(record: Mapping[str, Any]) -> Iterator[str]:
+    """Fields that are right by themselves and cannot all be; those of a wrong type are passed over."""
+    actions, observations = (record.get(name) or [] for name in _LISTS[:2])
+    if isinstance(actions, list) and isinstance(observations, list) and len(actions) != len(observations):
+        yield "'prefix_actions' and 'prefix_observations' must be equally long"
+    step = record.get("step_index")
+    if isinstance(actions, list) and isinstance(step, int) and bool(step) != bool(actions):
+        yield f"'step_index' is {step} and there are {len(actions)} 'prefix_actions': steps precede it, or none do"
+    distractors = record.get("distractors")
+    named = {"failed_action": record.get("failed_action"), "gold_action": record.get("gold_action")}
+    if isinstance(distractors, list):
+        named |= {f"distractors[{index}]": text for index, text in enumerate(distractors)}
+    # Compared without the blanks at their ends, which many chat templates trim.
+    seen: dict[str, str] = {}
+    for name, text in named.items():
+        if isinstance(text, str) and text.strip() and seen.setdefault(text.strip(), name) != name:
+            yield f"'{name}' is the same action as '{seen[text.strip()]}': each stands for another one"

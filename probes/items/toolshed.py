@@ -24,8 +24,7 @@ from envs.toolshed.prompts import SYSTEM_PROMPTS
 from envs.toolshed.tasks import TEMPLATES
 from envs.toolshed.world import World
 from mech.errors import InputError
-from probes.items.item import Item
-from probes.items.item_record import FRAME
+from probes.items.item import FRAME, Item
 from probes.items.selection import capped
 
 

@@ -45,7 +45,7 @@ EQUIVALENCE = ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "delta", "eq
 _MEASURED = ("model", "env", "item_id", "task_id", "measure", "value")
 
 
-def decompose(measures: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> pd.DataFrame:
+def decomposition_table(measures: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> pd.DataFrame:
     """The quantities above, of each model and environment; clusters are tasks.
 
     Args:
@@ -83,7 +83,7 @@ def equivalences(
     """Which measures are shown to be zero to within ±delta: the whole interval lies inside.
 
     Args:
-        measures: as `decompose`.
+        measures: as `decomposition_table`.
         deltas: measure → the half-width, in the measure's unit, within which it counts as unchanged. Those that
             were not measured have no line.
         rng_for: gives the stream of `equivalence/MODEL/ENV/MEASURE`.
@@ -93,7 +93,7 @@ def equivalences(
         The columns of `EQUIVALENCE`. False means not shown: also where there is no interval.
 
     Raises:
-        InputError: as `decompose`, or a delta is not above zero.
+        InputError: as `decomposition_table`, or a delta is not above zero.
     """
     require(measures, _MEASURED, ["model", "env", "item_id", "measure"])
     for name, delta in deltas.items():

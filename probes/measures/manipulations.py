@@ -26,6 +26,10 @@ MANIPULATIONS = (
     *("model", "env", "condition", "delta", "ci_lo", "ci_hi", "n", "n_clusters"),
     *("deff", "p", "p_holm", "family_size", "G", "equivalent"),
 )
+LENGTH_MATCH = (
+    *("model", "env", "condition", "n", "mean_mismatch", "max_abs_mismatch", "share_exact", "shared_tokens"),
+)
+"""How well the length-matched conditions are matched, in tokens of the model that read them."""
 DELTA = 0.5  # nats: the whole call becomes at most e^0.5 = 1.65 times more or less likely
 
 _MEASURED = ("model", "env", "item_id", "task_id", "measure", "value")
@@ -61,6 +65,32 @@ def manipulations(
             interval = (found.mean, found.lo, found.hi, found.n, found.n_clusters, found.deff, found.p)
             lines.append((model, env, condition, *interval, math.nan, 0, gain, equivalent(found, delta)))
     return corrected(pd.DataFrame(lines, columns=list(MANIPULATIONS)), "manipulations")
+
+
+def length_match(rows: pd.DataFrame) -> pd.DataFrame:
+    """The residual mismatch of each length-matched condition.
+
+    Args:
+        rows: score rows with model, env, item_id, condition, candidate, length_mismatch (tokens by which the prompt is
+            longer than the one it was to match; empty where the condition matches none) and shared_tokens (share of
+            a×'s tokens in the call recorded in its place; empty where a× itself is, or where older rows do not say).
+
+    Returns:
+        The columns of `LENGTH_MATCH`, one line a model, environment and condition; n counts items, shared_tokens is
+        their mean.
+    """
+    matched = rows[(rows["candidate"] == "failed") & rows["length_mismatch"].notna()]
+    shared = (
+        matched["shared_tokens"]
+        if "shared_tokens" in matched
+        else pd.Series(index=matched.index, dtype=float)
+    )
+    lines = []
+    for key, group in matched.groupby(["model", "env", "condition"], sort=True):
+        found = group["length_mismatch"]
+        of_calls = shared.reindex(group.index).astype(float).mean()
+        lines.append((*key, len(found), found.mean(), found.abs().max(), (found == 0).mean(), of_calls))
+    return pd.DataFrame(lines, columns=list(LENGTH_MATCH))
 
 
 def _by_condition(group: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:

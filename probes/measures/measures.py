@@ -49,7 +49,7 @@ import pandas as pd
 
 from mech.errors import InputError
 from probes.prompts.conditions import MANIPULATIONS
-from probes.stats.layout import CANDIDATES, KEYS, Scores, by_item, check_rows
+from probes.stats.layout import CANDIDATES, KEYS, Scores, check_rows, lay_out
 
 COLUMNS = (*KEYS, "measure", "value")
 IDENTITY_TOLERANCE = 1e-5  # nats
@@ -262,7 +262,7 @@ def measure(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _measured(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """`measure` of checked rows of one score each; `keys` may hold the draw."""
-    scores = by_item(rows, keys)
+    scores = lay_out(rows, keys)
     wide = pd.DataFrame({name: define(scores) for name, define in DEFINITIONS.items()})
     wide.columns.name = "measure"
     long = (

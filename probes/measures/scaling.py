@@ -124,19 +124,6 @@ def fit_line(parameters: Sequence[float], means: Sequence[float]) -> Line:
     return Line(len(y), float(found.slope), float(found.intercept), r2)
 
 
-def zero_crossing(parameters: Sequence[float], means: Sequence[float]) -> float:
-    """The number of parameters at which the line through the models reaches zero; NaN if it never does.
-
-    Raises:
-        InputError: there are fewer than three models, or not two different sizes.
-    """
-    if len(parameters) < MIN_MODELS:
-        raise InputError(
-            f"A crossing is not extrapolated from {_count(len(parameters))}: it takes {MIN_MODELS} or more."
-        )
-    return fit_line(parameters, means).crossing
-
-
 def leave_one_out(parameters: Sequence[float], means: Sequence[float]) -> list[float]:
     """The crossing of the line through all models but one, for each; NaN where that line has none, or is none.
 

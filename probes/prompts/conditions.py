@@ -21,8 +21,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from mech.errors import InputError
-from probes.items.item import Item
-from probes.items.item_record import AS_JSON, AS_TEXT, FRAME
+from probes.items.item import AS_JSON, AS_TEXT, FRAME, Item
 from probes.prompts.filler import Count, filler
 from probes.prompts.wording import Wording
 
@@ -30,7 +29,7 @@ Messages = list[dict[str, str]]
 Condition = Callable[[Item, Wording, Count], Messages]
 
 
-def render(item: Item, condition: str, wording: Wording, count: Count | None = None) -> Messages:
+def condition_messages(item: Item, condition: str, wording: Wording, count: Count | None = None) -> Messages:
     """The item's messages under a condition.
 
     Args:
@@ -249,7 +248,7 @@ def _as_long(
 
 def _no_count(text: str) -> int:
     raise ValueError(
-        "this condition is as long as another one in tokens: give render() the count of the model"
+        "this condition is as long as another one in tokens: give condition_messages() the count of the model"
     )
 
 

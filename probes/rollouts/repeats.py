@@ -34,7 +34,7 @@ from mech.errors import InputError
 FAILED = ("failed", "prose", "truncated", "unparsable", "empty")
 READABLE = ("ok", "done", "failed")
 NOT_TAKEN = ("banned_out", "no_room")
-KINDS = ("ok", "done", *FAILED, *NOT_TAKEN)
+STEP_KINDS = ("ok", "done", *FAILED, *NOT_TAKEN)
 SIMILARITY = 0.9
 ACTION_ERROR, OBSERVATION, ALTERNATION = 3, 4, 6  # the thresholds one meets in agents' own loop detectors
 

@@ -49,7 +49,6 @@ ROLLOUTS = (
     *("demonstration_share", "runtime_share", "n_ban_events", "ban_active"),
 )  # and the three detectors, whose names hold their thresholds
 KEYS = ROLLOUTS[:8]
-STEP_MARKS = ("exact", "canonical_repeat", "near", "at_risk")
 _NEEDED = (
     *(*KEYS, "index", "given", "action", "canonical", "kind", "error_type", "observation"),
     *("solved", "last", "end", "n_prompt_tokens", "n_new_tokens", "n_ban_events"),
@@ -145,10 +144,10 @@ def _check(steps: pd.DataFrame) -> None:
     for column in _NEEDED:
         if column not in _MAY_BE_EMPTY and steps[column].isna().any():
             raise InputError(f"A step has no {column}.")
-    unknown = steps.loc[~steps["kind"].isin(repeats.KINDS), "kind"]
+    unknown = steps.loc[~steps["kind"].isin(repeats.STEP_KINDS), "kind"]
     if len(unknown):
         raise InputError(
-            f"'{unknown.iloc[0]}' is not a kind of step: it is one of {', '.join(repeats.KINDS)}."
+            f"'{unknown.iloc[0]}' is not a kind of step: it is one of {', '.join(repeats.STEP_KINDS)}."
         )
 
 

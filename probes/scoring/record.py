@@ -52,9 +52,9 @@ def rendered(model: Model, item: Item, condition: str, wording: Wording) -> tupl
     """An item's messages under a condition, and the prompt that they are.
 
     Raises:
-        InputError: as `probes.prompts.conditions.render` and `mech.models.chat.render`.
+        InputError: as `probes.prompts.conditions.condition_messages` and `mech.models.chat.render`.
     """
-    messages = conditions.render(item, condition, wording, counter(model))
+    messages = conditions.condition_messages(item, condition, wording, counter(model))
     return messages, render(model, messages)
 
 
@@ -169,7 +169,7 @@ def _with_record(
     Raises:
         InputError: the condition has no such record behind the context.
     """
-    before = conditions.render(item, "pre", wording)
+    before = conditions.condition_messages(item, "pre", wording)
     messages, rendering = rendered(model, item, condition, wording)
     if len(messages) != len(before) + 2 or messages[: len(before)] != before:
         raise InputError(

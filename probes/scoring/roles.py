@@ -74,7 +74,7 @@ def position_roles(
 
 def _message_roles(item: Item, messages: Sequence[Message], wording: Wording) -> list[Role]:
     """What each message is: the context's are those of `pre`, all further ones are the record."""
-    before = conditions.render(item, "pre", wording)
+    before = conditions.condition_messages(item, "pre", wording)
     ahead = 1  # the system prompt may carry an instruction, and is the system prompt
     while ahead < min(len(before), len(messages)) and messages[ahead] == before[ahead]:
         ahead += 1

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from mech.models.model import Model
 from mech.patching.patch import sweep_names
 from probes.items.item import QUOTES, Item
 from probes.prompts import conditions
-from probes.prompts.wording import Wording
+from probes.prompts.wording import Wording, load_wording
 from probes.scoring.record import rendered, spans, system_length
 from probes.stats.layout import UNABLATED
 
@@ -341,11 +341,11 @@ def attributes(item: Item) -> dict[str, Any]:
     }
 
 
-def decision_run(
+def run_decision_point(
     engine: Engine,
     item: Item,
     condition: str,
-    wording: Wording,
+    wording: Wording | None = None,
     keep: Sequence[str] | None = None,
     positions: Sequence[str] = ("candidate",),
     candidate: str = "failed",
@@ -356,7 +356,7 @@ def decision_run(
         engine: with a cache folder, a kept run is read back.
         item: the decision point.
         condition: a key of `probes.CONDITIONS`.
-        wording: how a failure is written.
+        wording: how a failure is written; None takes the default wording.
         keep: TransformerLens hook names; None keeps what a head sweep needs (`mech.patching.patch.sweep_names`).
         positions: names out of POSITIONS; the record is the failed call's turn, the observation the turn after it.
         candidate: the action that is scored, a name out of `item.candidates()`.
@@ -364,12 +364,20 @@ def decision_run(
     Raises:
         InputError: an unknown position set, or one that this condition does not have; an unknown candidate.
     """
+    wording = wording or load_wording()
     [scoring] = build_queries(engine.model, item, [condition], wording, [candidate])
     further = _known(positions)
     where = spans(engine.model, item, condition, wording) if further else {}
     wanted = {name: where[name] for name in further}
-    shared = min(system_length(engine.model, item), len(scoring.query.prompt) - 1)
-    return engine.run(scoring.query, sweep_names(engine.model) if keep is None else keep, shared, wanted)
+    return run_alone(engine, scoring, sweep_names(engine.model) if keep is None else keep, wanted)
+
+
+def run_alone(
+    engine: Engine, scoring: ScoringQuery, keep: Sequence[str], at: Mapping[str, Sequence[int]]
+) -> Run:
+    """Run one question about an item over its system prompt, with activations kept; arguments as `Engine.run`."""
+    shared = min(system_length(engine.model, scoring.item), len(scoring.query.prompt) - 1)
+    return engine.run(scoring.query, keep, shared, at)
 
 
 def _known(positions: Sequence[str]) -> list[str]:

@@ -19,9 +19,9 @@ from probes.items.toolshed import build_toolshed_items
 from probes.prompts.conditions import CONDITIONS
 from probes.prompts.unrelated import with_unrelated
 from probes.prompts.wording import Wording
-from probes.scoring.patch_pairs import pattern_columns, shared_positions
+from probes.scoring.pair import pattern_columns, shared_positions
 from probes.scoring.record import edge_sources, padding_sources, record_attention, spans
-from probes.scoring.score import build_queries, decision_run
+from probes.scoring.score import build_queries, run_decision_point
 
 RECORDED = (
     *("fail", "succ", "neut", "neut_pad", "neut_matched", "neut_other"),
@@ -147,7 +147,7 @@ def _tokens(engine: Engine, item: Item, wording: Wording) -> CheckResult:
 
 
 def _pattern(engine: Engine, item: Item, wording: Wording) -> CheckResult:
-    pre, neut = ((name, decision_run(engine, item, name, wording, [])) for name in ("pre", "neut"))
+    pre, neut = ((name, run_decision_point(engine, item, name, wording, [])) for name in ("pre", "neut"))
     columns = pattern_columns(engine.model, item, pre, neut, wording)
     sentence = "pre and neut have the same tokens around the record"
     return CheckResult("pattern_positions", True, float(len(columns)), None, sentence)

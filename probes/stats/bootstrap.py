@@ -451,12 +451,6 @@ def percentile_ends(
     return float(lo), float(hi)
 
 
-def share_negative(values: npt.ArrayLike) -> float:
-    """Share of items below zero; NaN if there is none or a value is missing: that is not "not negative"."""
-    numbers = np.asarray(values, dtype=float)
-    return math.nan if len(numbers) == 0 or np.isnan(numbers).any() else float((numbers < 0).mean())
-
-
 def equivalent(interval: Interval, delta: float) -> bool:
     """Whether "unchanged" is shown: the whole interval lies inside ±delta. False means not shown."""
     return -delta < interval.lo and interval.hi < delta

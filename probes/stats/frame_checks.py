@@ -37,7 +37,7 @@ def rectangle(rows: pd.DataFrame, columns: list[str], value: str) -> pd.DataFram
     return table
 
 
-def by_item(rows: pd.DataFrame, items: pd.Index) -> pd.DataFrame:
+def item_columns(rows: pd.DataFrame, items: pd.Index) -> pd.DataFrame:
     """What belongs to the item and not to the patch (task_id, delta), in the order of `items`."""
     return rows.drop_duplicates("item_id").set_index("item_id").loc[items]
 

@@ -64,7 +64,7 @@ def _column(wide: pd.DataFrame, condition: str, candidate: str) -> pd.Series:
     return pd.Series(np.nan, index=wide.index)
 
 
-def by_item(rows: pd.DataFrame, keys: list[str]) -> Scores:
+def lay_out(rows: pd.DataFrame, keys: list[str]) -> Scores:
     """Lay checked rows out by item; InputError where an item's failed action has two lengths."""
     place = {"index": keys, "columns": ["condition", "candidate"]}
     plain = rows.astype({"logprob": float, "is_greedy": float})

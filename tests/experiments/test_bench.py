@@ -19,7 +19,7 @@ from mech.engine.queries import Query
 from mech.errors import InputError
 from mech.heads import Head
 from probes.prompts.wording import load_wording
-from probes.scoring.score import decision_run
+from probes.scoring.score import run_decision_point
 from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS, Shell, shell  # noqa: F401 - a fixture
 from tests.tolerances import NATS
@@ -134,7 +134,7 @@ def test_all_methods_of_a_part_answer_alike(tiny_folder: FolderFactory, tmp_path
     model = tiny_model(tiny_folder, "llama", "float32")
     engine, wording = Engine(model), load_wording()
     stock = load_stock(model, tmp_path)
-    recipient, donor = (decision_run(engine, ITEMS[1], name, wording) for name in ("neut", "pre"))
+    recipient, donor = (run_decision_point(engine, ITEMS[1], name, wording) for name in ("neut", "pre"))
     parts = [
         scoring_methods(engine, stock, PrefixCached(stock), ITEMS[1], wording, 5),
         sweep_methods(engine, recipient, donor, 4),

@@ -19,7 +19,7 @@ from mech.engine.engine import Engine
 from mech.errors import InputError
 from mech.head_scores.head_lists import read_head_list
 from mech.heads import Head, HeadSet
-from mech.patching.circuits import KINDS
+from mech.patching.circuits import CRITERIA as KINDS
 from probes.effects.circuit_search import Found
 from probes.items.item import Item, dump_items
 from probes.prompts.wording import load_wording

@@ -11,12 +11,11 @@ import pytest
 from experiments.mechanism.patch_tables import parse_part
 from mech.engine.engine import Engine
 from mech.errors import InputError
-from mech.patching.sites import Part
+from mech.patching.patch import Part
 from probes.items.item import dump_items
 from probes.prompts.wording import load_wording
-from probes.scoring.patch_item import SITES, PatchTask, patched
-from probes.scoring.patch_pairs import LengthMismatch, pattern_columns, shared_positions
-from probes.scoring.score import decision_run
+from probes.scoring.pair import SITES, LengthMismatch, PatchTask, patched, pattern_columns, shared_positions
+from probes.scoring.score import run_decision_point
 from tests.mech_cases import FolderFactory, assert_scores, one_thread, tiny_model  # noqa: F401
 from tests.study_cases import ITEMS, Shell, contents, shell  # noqa: F401 - a fixture
 from tests.tolerances import FP64, NATS
@@ -76,7 +75,9 @@ def test_positions_that_do_not_correspond_are_refused(tiny_folder: FolderFactory
         shared_positions(model, ITEMS[0], ("neut", "fail"), WORDING, "observation")
     with pytest.raises(InputError, match="has no record"):
         shared_positions(model, ITEMS[0], ("pre", "neut"), WORDING, "record")
-    runs = {name: decision_run(Engine(model), ITEMS[0], name, WORDING) for name in ("pre", "neut", "fail")}
+    runs = {
+        name: run_decision_point(Engine(model), ITEMS[0], name, WORDING) for name in ("pre", "neut", "fail")
+    }
     with pytest.raises(LengthMismatch, match="cannot be carried over"):
         pattern_columns(model, ITEMS[0], ("neut", runs["neut"]), ("fail", runs["fail"]), WORDING)
     columns = pattern_columns(model, ITEMS[0], ("pre", runs["pre"]), ("neut", runs["neut"]), WORDING)

@@ -28,7 +28,7 @@ from probes.items.item import Item, dump_items
 from probes.prompts.wording import load_wording
 from probes.scoring.contrast import FORMS
 from probes.scoring.record import padding_sources
-from probes.scoring.score import build_queries, decision_run
+from probes.scoring.score import build_queries, run_decision_point
 from tests.induction_model import built_by_hand
 from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS, Shell, shell  # noqa: F401 - a fixture
@@ -215,7 +215,7 @@ def test_a_full_patch_is_the_joint_patch_of_all_heads(
     tiny_folder: FolderFactory, exact_softmax: None
 ) -> None:
     model = tiny_model(tiny_folder, "llama")
-    before, after = (decision_run(Engine(model), ITEMS[0], name, WORDING) for name in ("pre", "neut"))
+    before, after = (run_decision_point(Engine(model), ITEMS[0], name, WORDING) for name in ("pre", "neut"))
     full = patch_in_full(model, before.query, after.query)
     [joint] = patch_sets(Engine(model), before, after, {"all": all_heads(model)}).values()
     assert full.patched.total == pytest.approx(joint.total, abs=FP64 * 10)

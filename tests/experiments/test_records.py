@@ -20,10 +20,10 @@ import pytest
 from experiments.run import run_folder as records
 from experiments.run.run_folder import RunFolder, config_hash, read_run
 from mech.errors import InputError
-from probes.effects import attributed, dose, screening
+from probes.effects import attribution, dose
 from probes.effects import direct as direct_shares
 from probes.effects import shares as effects
-from probes.measures import lengths, measures
+from probes.measures import manipulations, measures
 from probes.stats import bootstrap as stats
 from probes.stats import layout
 
@@ -387,11 +387,11 @@ def test_head_tables_may_add_score_columns(tmp_path: Path) -> None:
 def test_the_frames_of_probes_have_the_columns_of_the_schema() -> None:
     assert measures.COLUMNS == records.MEASURES
     assert (*layout.KEYS, "condition", "candidate", *layout.VALUES) == records.SCORES[1:]
-    assert lengths.LENGTH_MATCH == records.TABLES["length_match"]
-    assert ("metric", *attributed.ATTRIBUTION) == records.TABLES["attribution"]
-    assert ("metric", *screening.SCREENING) == records.TABLES["screening"]
-    assert ("metric", *screening.NEGATIVES) == records.TABLES["false_negatives"]
-    assert ("metric", *screening.MISSES) == records.TABLES["screen_misses"]
+    assert manipulations.LENGTH_MATCH == records.TABLES["length_match"]
+    assert ("metric", *attribution.ATTRIBUTION) == records.TABLES["attribution"]
+    assert ("metric", *attribution.SCREENING) == records.TABLES["screening"]
+    assert ("metric", *attribution.NEGATIVES) == records.TABLES["false_negatives"]
+    assert ("metric", *attribution.MISSES) == records.TABLES["screen_misses"]
     assert stats.SUMMARY == records.SUMMARY
     assert ("metric", *effects.EFFECTS) == records.EFFECTS[: len(effects.EFFECTS) + 1]
     assert ("metric", *direct_shares.DIRECT, "family_size", "from", "to") == records.TABLES["direct"]

@@ -33,7 +33,7 @@ from mech.interventions.intervention import scale_heads
 from mech.load import load_model
 from mech.models.templates import PLAIN
 from mech.patching.means import mean_z
-from mech.patching.patch import all_heads, everything_from, sweep_names
+from mech.patching.patch import all_heads, sweep_names
 from probes.items.item import dump_items, load_items, select_items
 from probes.items.toolshed import build_toolshed_items
 from probes.measures.measures import DEFINITIONS, measure
@@ -41,9 +41,9 @@ from probes.prompts.conditions import CORE
 from probes.prompts.unrelated import with_unrelated
 from probes.prompts.wording import load_wording
 from probes.scoring.contrast import FORMS
-from probes.scoring.score import DISTRACTORS_IN, build_queries, decision_run, score_item, scored
+from probes.scoring.score import DISTRACTORS_IN, build_queries, run_decision_point, score_item, scored
 from probes.scoring.text_loss import LOSSES
-from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
+from tests.mech_cases import FolderFactory, everything_from, one_thread, tiny_model  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS, REFERENCE, Shell, contents, shell  # noqa: F401 - a fixture
 from tests.tiny_gguf import write_gguf
 from tests.tolerances import FP64, IDENTITY, NATS
@@ -248,7 +248,7 @@ def test_probe_keeps_the_further_hooks_it_is_told_to(shell: Shell) -> None:
     shell.ran("probe", *words, "--keep", "hook_mlp_out,attn.hook_pattern", out="again")
     assert shell.forwards("probe")[0] == 2 and shell.forwards("probe", "again")[0] == 0
     engine = Engine(tiny_model_of(shell), cache_dir=cache)
-    run = decision_run(
+    run = run_decision_point(
         engine, ITEMS[0], "neut", WORDING, ["blocks.1.attn.hook_pattern", "blocks.0.hook_mlp_out"]
     )
     assert engine.forwards.ran == 0
@@ -380,7 +380,8 @@ def test_everything_from_the_other_run_gives_the_other_run_on_every_item(tiny_fo
     keep = [*sweep_names(model), *(f"blocks.{layer}.hook_mlp_out" for layer in range(model.n_layers))]
     for item, candidate in product(ITEMS, ("failed", "gold")):
         pre, neut = (
-            decision_run(engine, item, name, WORDING, keep, candidate=candidate) for name in ("pre", "neut")
+            run_decision_point(engine, item, name, WORDING, keep, candidate=candidate)
+            for name in ("pre", "neut")
         )
         for recipient, donor in ((pre, neut), (neut, pre)):
             query = recipient.query

@@ -21,8 +21,7 @@ from mech.models.model import Model
 from mech.patching import attribution
 from mech.patching.attribution import Attribution, attribute, attribution_names
 from mech.patching.gradients import Shifted, full_gradients, shifted_gradients
-from mech.patching.layers import patch_layers
-from mech.patching.patch import all_heads, patch_heads, patch_sets, sweep_names
+from mech.patching.patch import all_heads, direction_sign, patch_heads, patch_layers, patch_sets, sweep_names
 from tests.mech_cases import (
     ACTION,
     HEADS,
@@ -311,11 +310,11 @@ def test_a_shift_of_zero_leaves_the_run_as_it_is_and_small_rows_are_the_same(
 def test_the_directions_differ_by_the_sign(tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, "llama")
     found = attribute(Engine(model), *pair(model))
-    assert found.effects("denoise") == found
-    noise = found.effects("noise")
+    assert found.signed(direction_sign("denoise")) == found
+    noise = found.signed(direction_sign("noise"))
     assert noise.steps == found.steps and torch.equal(flat(noise), -flat(found))
     with pytest.raises(InputError, match="'sideways' is not a direction"):
-        found.effects("sideways")
+        direction_sign("sideways")
 
 
 def test_parameters_keep_no_gradient_and_flags_and_hooks_are_as_before_whatever_happens(

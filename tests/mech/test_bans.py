@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mech.decoding.bans import Ban, BanLeak, TextBan, TokenBan, contains, equals, token_bans
+from mech.decoding.bans import BanLeak, DecodingBan, TextBan, TokenBan, contains, equals, token_bans
 from mech.decoding.decode import Decoding, Turn, _write, decode
 from mech.decoding.kv_sequence import KVSequence
 from mech.decoding.prompt_lookup import lookup
@@ -49,7 +49,7 @@ class Script:
         return logits
 
     def write(
-        self, bans: Sequence[Ban], limit: int = 40, stops: Callable[[str], bool] = lambda text: False
+        self, bans: Sequence[DecodingBan], limit: int = 40, stops: Callable[[str], bool] = lambda text: False
     ) -> Turn:
         return _write(self.model, self, Decoding(limit, stops=stops), bans, None)
 

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mech.errors import InputError
 from mech.models import gguf as gguf_room
-from mech.models.checkpoints import known_names, resolve, weight_files, weights_sha256
+from mech.models.checkpoints import known_names, resolve, weight_files
 from mech.models.gguf import RECORD, cached_folder, read_metadata
 from mech.models.hashes import file_sha256
 from tests.tiny_gguf import write_gguf
@@ -395,7 +395,7 @@ def test_cached_hub_model_needs_no_network(
     hub_cache(tmp_path, monkeypatch, "HuggingFaceTB/SmolLM2-135M-Instruct", tiny_folder("llama"))
     short = resolve("smollm2-135m", tmp_path)
     assert short.source == "HuggingFaceTB/SmolLM2-135M-Instruct@abc123"
-    assert short.sha256 == weights_sha256(tiny_folder("llama"))
+    assert short.sha256 == file_sha256(tiny_folder("llama") / "model.safetensors")
     assert resolve("HuggingFaceTB/SmolLM2-135M-Instruct", tmp_path).folder == short.folder
 
 
@@ -437,9 +437,12 @@ def test_known_names_are_the_bundled_and_the_six() -> None:
     assert len(known_names()) == 7
 
 
-def test_identity_of_one_file_is_its_sha256sum(tiny_folder: Callable[..., Path]) -> None:
+def test_identity_of_one_file_is_its_sha256sum(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
     weights = tiny_folder("llama") / "model.safetensors"
-    assert weights_sha256(tiny_folder("llama")) == hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert (
+        resolve(str(tiny_folder("llama")), tmp_path).sha256
+        == hashlib.sha256(weights.read_bytes()).hexdigest()
+    )
 
 
 def test_identity_of_shards_is_that_of_their_listing(
@@ -449,7 +452,7 @@ def test_identity_of_shards_is_that_of_their_listing(
     shards = weight_files(tmp_path)
     assert len(shards) > 1
     listing = "".join(f"{hashlib.sha256(s.read_bytes()).hexdigest()}  {s.name}\n" for s in shards)
-    assert weights_sha256(tmp_path) == hashlib.sha256(listing.encode()).hexdigest()
+    assert resolve(str(tmp_path), tmp_path).sha256 == hashlib.sha256(listing.encode()).hexdigest()
     shards[1].unlink()
     with pytest.raises(InputError, match=shards[1].name):
         resolve(str(tmp_path), tmp_path)

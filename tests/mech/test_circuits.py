@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,11 @@ from torch import Tensor
 
 from mech.engine import sweep as changes
 from mech.engine.engine import Engine, Run
-from mech.engine.queries import Query
+from mech.engine.queries import Query, Score
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.models.model import Model
-from mech.patching.circuits import KINDS, circuit_effects, complement, joint_scores, token_effects
+from mech.patching.circuits import CRITERIA, Criterion, complement, token_effects
 from mech.patching.patch import all_heads, patch_sets, sweep_names
 from tests.mech_cases import (
     ACTION,
@@ -45,6 +46,16 @@ SETS = (
     HeadSet([Head(0, 1), Head(0, 2), Head(2, 3)]),
     HEADS,
 )
+
+
+def joint_scores(engine: Engine, recipient: Run, donor: Run, sets: Sequence[HeadSet]) -> list[Score]:
+    return list(patch_sets(engine, recipient, donor, dict(enumerate(sets))).values())
+
+
+def circuit_effects(
+    engine: Engine, without: Run, with_it: Run, sets: Sequence[HeadSet], criterion: Criterion
+) -> list[float]:
+    return [float(effect.sum()) for effect in token_effects(engine, without, with_it, sets, criterion)]
 
 
 def pair(engine: Engine) -> tuple[Run, Run]:
@@ -109,7 +120,7 @@ def test_all_heads_carry_everything_and_none_nothing(family: str, tiny_folder: F
     low, high = pair(engine)
     delta = high.score.total - low.score.total
     learned = family == "gpt2"  # there the embedding differs too, and no head writes it
-    for kind in KINDS:
+    for kind in CRITERIA:
         every, none, some = circuit_effects(engine, low, high, [all_heads(model), NONE, HEADS], kind)
         exact = {
             "necessity": (not learned, True),
@@ -137,7 +148,7 @@ def test_the_three_effects_are_what_their_names_say(tiny_folder: FolderFactory) 
         denoised["some"].total - low.score.total,
         noised["others"].total - low.score.total,
     )
-    found = [circuit_effects(Engine(model), low, high, [HEADS], kind)[0] for kind in KINDS]
+    found = [circuit_effects(Engine(model), low, high, [HEADS], kind)[0] for kind in CRITERIA]
     np.testing.assert_allclose(found, expected, rtol=0, atol=FP64)
 
 
@@ -147,7 +158,7 @@ def test_effects_of_tokens_sum_to_those_of_the_action_and_of_all_heads_are_the_t
     model = tiny_model(tiny_folder, "llama")
     engine = Engine(model)
     low, high = pair(engine)
-    for kind in KINDS:
+    for kind in CRITERIA:
         each = token_effects(engine, low, high, [HEADS, all_heads(model), NONE], kind)
         assert all(one.shape == (len(ACTION),) for one in each)
         whole = circuit_effects(engine, low, high, [HEADS, all_heads(model), NONE], kind)

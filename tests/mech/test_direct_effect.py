@@ -21,8 +21,8 @@ from mech.patching import direct_effect
 from mech.patching import frozen_norm as writes
 from mech.patching.direct_effect import (
     Parts,
+    direct_changes_mlp,
     direct_effects,
-    direct_effects_mlp,
     direct_names,
     head_parts,
     mlp_parts,
@@ -34,8 +34,7 @@ from mech.patching.frozen_norm import (
     head_outputs,
     require_additive,
 )
-from mech.patching.layers import final_resid
-from mech.patching.patch import all_heads, patch_heads
+from mech.patching.patch import all_heads, final_resid, patch_heads
 from tests.mech_cases import (
     ACTION,
     HEADS,
@@ -54,6 +53,10 @@ from tests.tiny_models import FAMILIES
 from tests.tolerances import FP32, FP64
 
 pytestmark = pytest.mark.usefixtures("exact_softmax", "one_thread")
+
+
+def direct_effects_mlp(*arguments: Any) -> dict[int, float]:
+    return {layer: float(one.sum()) for layer, one in direct_changes_mlp(*arguments).items()}
 
 
 def pair(engine: Engine, shared: int = 0) -> tuple[Run, Run]:

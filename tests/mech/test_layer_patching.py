@@ -7,11 +7,10 @@ import pytest
 from mech.engine import sweep as changes
 from mech.engine.engine import Engine, Run
 from mech.engine.queries import Query
-from mech.engine.sweep import by_layer, sweep
+from mech.engine.sweep import by_layer, score_edits
 from mech.errors import InputError
 from mech.interventions.intervention import Edit, scale_heads
-from mech.patching.layers import KINDS, final_name, layer_names, patch_layers
-from mech.patching.patch import sweep_names
+from mech.patching.patch import LAYER_SITES, final_name, layer_names, patch_layers, sweep_names
 from tests.mech_cases import (
     ACTION,
     HEADS,
@@ -41,7 +40,7 @@ def pair(engine: Engine, shared: int = 0) -> tuple[Run, Run]:
 
 
 @pytest.mark.parametrize(("family", "dtype"), MODELS)
-@pytest.mark.parametrize("site", KINDS)
+@pytest.mark.parametrize("site", LAYER_SITES)
 def test_a_layer_sweep_equals_a_hooked_forward_per_layer(
     site: str, family: str, dtype: str, tiny_folder: FolderFactory
 ) -> None:
@@ -83,14 +82,14 @@ def test_a_patch_that_changes_nothing_is_exactly_zero_and_needs_no_run(
     model = tiny_model(tiny_folder, family)
     recipient, _ = pair(Engine(model))
     for engine in (Engine(model), Engine(model, slow=True)):
-        for site in KINDS:
+        for site in LAYER_SITES:
             scores = patch_layers(engine, recipient, recipient, site)
             assert_bits(list(scores.values()), [recipient.score] * len(scores))
         assert engine.forwards.ran == 0
-    for site, kind in KINDS.items():  # without that short cut
+    for site, kind in LAYER_SITES.items():  # without that short cut
         own = by_layer(recipient, model, kind)
         edits = [Edit(site, layer, None, "candidate", value) for layer, value in enumerate(own)]
-        assert_scores(sweep(Engine(model), recipient, edits), [recipient.score] * len(edits), FP64)
+        assert_scores(score_edits(Engine(model), recipient, edits), [recipient.score] * len(edits), FP64)
 
 
 def test_a_sweep_takes_edits_of_any_site_in_any_order(
@@ -99,22 +98,22 @@ def test_a_sweep_takes_edits_of_any_site_in_any_order(
     model = tiny_model(tiny_folder, "qwen3")
     engine = Engine(model)
     recipient, donor = pair(engine)
-    theirs = {site: by_layer(donor, model, kind) for site, kind in KINDS.items()}
+    theirs = {site: by_layer(donor, model, kind) for site, kind in LAYER_SITES.items()}
     edits = [
         Edit("mlp_out", 2, None, "candidate", theirs["mlp_out"][2]),
         Edit("resid_pre", 1, None, "candidate", theirs["resid_pre"][1]),
         Edit("z", 1, 3, "candidate", None, 0.0),
         Edit("mlp_out", 0, None, "candidate", theirs["mlp_out"][0]),
     ]
-    slow = sweep(Engine(model, slow=True), recipient, edits)
+    slow = score_edits(Engine(model, slow=True), recipient, edits)
     for nodes in (1, 2 * len(ACTION), 256):
         monkeypatch.setattr(changes, "SWEEP_NODES", nodes)
-        assert_scores(sweep(engine, recipient, edits), slow, FP64)
-    assert sweep(engine, recipient, []) == []
+        assert_scores(score_edits(engine, recipient, edits), slow, FP64)
+    assert score_edits(engine, recipient, []) == []
     with pytest.raises(InputError, match="action positions only"):
-        sweep(engine, recipient, [Edit("z", 1, 3, "all", None, 0.0)])
+        score_edits(engine, recipient, [Edit("z", 1, 3, "all", None, 0.0)])
     with pytest.raises(InputError, match="There is no layer 3"):
-        sweep(engine, recipient, [Edit("z", 3, 3, "candidate", None, 0.0)])
+        score_edits(engine, recipient, [Edit("z", 3, 3, "candidate", None, 0.0)])
 
 
 def test_what_cannot_be_patched_is_refused(tiny_folder: FolderFactory) -> None:
@@ -125,7 +124,7 @@ def test_what_cannot_be_patched_is_refused(tiny_folder: FolderFactory) -> None:
     other = engine.run(Query(RIGHT, (*ACTION[:-1], 5)), names)
     dirty = engine.run(Query(LEFT, ACTION, scale_heads(HEADS, 0.0)), names)
     bare = engine.run(Query(LEFT, ACTION), sweep_names(model))
-    for site in KINDS:
+    for site in LAYER_SITES:
         for to, source, words in ((recipient, other, "same action"), (dirty, donor, "clean recipient")):
             with pytest.raises(InputError, match=words):
                 patch_layers(engine, to, source, site)

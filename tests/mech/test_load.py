@@ -14,13 +14,14 @@ import pytest
 import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from mech import load as load_room
 from mech.errors import InputError
 from mech.load import examine_model, load_model
-from mech.models.checkpoints import Checkpoint, weights_sha256
+from mech.models.checkpoints import Checkpoint
 from mech.models.gguf import read_metadata
-from mech.models.hashes import tensors_sha256
+from mech.models.hashes import file_sha256, tensors_sha256
 from mech.models.model import Model
 from tests.tiny_gguf import write_gguf
 
@@ -35,7 +36,7 @@ def copied(tiny_folder: FolderFactory, tmp_path: Path) -> Path:
 
 def test_identity_says_what_was_loaded(tiny_folder: FolderFactory, tiny_hf_model: Callable[..., Any]) -> None:
     model = load_model(str(tiny_folder("llama")))
-    assert model.identity.sha256 == weights_sha256(tiny_folder("llama"))
+    assert model.identity.sha256 == file_sha256(tiny_folder("llama") / "model.safetensors")
     assert model.identity.architecture == "LlamaForCausalLM"
     assert model.identity.n_parameters == sum(p.numel() for p in tiny_hf_model("llama").parameters())
     assert (model.n_layers, model.n_heads, model.n_kv_heads, model.d_head) == (3, 4, 2, 8)
@@ -54,7 +55,7 @@ def test_identity_holds_the_hash_of_the_tensors_in_memory(copied: Path, tmp_path
     save_file(stored, copied / "model.safetensors", metadata={"format": "pt"})
     changed = load_model(str(copied), cache_dir=tmp_path / "cache")
     assert changed.identity.tensors_sha256 == tensors_sha256(stored) != model.identity.tensors_sha256
-    assert changed.identity.sha256 == weights_sha256(copied) != model.identity.sha256
+    assert changed.identity.sha256 == file_sha256(copied / "model.safetensors") != model.identity.sha256
 
 
 def test_weights_that_change_while_they_are_loaded_are_refused(
@@ -245,3 +246,64 @@ def test_two_loads_of_the_real_model_agree(smollm2: Any) -> None:
     assert smollm2.identity.name == "smollm2-135m-q4"
     assert smollm2.identity.sha256 == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
     assert smollm2.identity.n_parameters == 134_515_008
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "gpt_neox", "gpt2"])
+def test_a_model_or_bridge_in_memory_is_the_model_of_its_folder(
+    family: str, tiny_folder: FolderFactory, tiny_hf_model: Callable[..., Any], tiny_tokenizer: Any
+) -> None:
+    named = load_model(str(tiny_folder(family)))
+    taken = load_model(tiny_hf_model(family), tiny_tokenizer)
+    again = load_model(taken.bridge)
+    ids = torch.arange(5, 20)[None]
+    for model in (taken, again):
+        assert model.identity.sha256 == model.identity.tensors_sha256 == named.identity.tensors_sha256
+        assert model.identity.n_parameters == named.identity.n_parameters
+        assert model.identity.architecture == named.identity.architecture
+        with torch.no_grad():
+            assert torch.equal(model.bridge(ids), named.bridge(ids))
+    assert again.bridge is taken.bridge and taken.identity.source == "memory"
+
+
+def test_a_model_in_memory_goes_through_the_load_time_checks(
+    tiny_hf_model: Callable[..., Any], tiny_tokenizer: Any
+) -> None:
+    damaged = tiny_hf_model("llama")
+    damaged.model.norm.weight.data[0] = torch.inf
+    with pytest.raises(InputError, match="finite_logits"):
+        load_model(damaged, tiny_tokenizer)
+    bridge = load_model(tiny_hf_model("llama"), tiny_tokenizer).bridge
+    bridge.blocks[0].attn.W_O.data[0] += 1.0  # a bridge whose tensors were changed is another model
+    assert (
+        load_model(bridge).identity.sha256
+        != load_model(tiny_hf_model("llama"), tiny_tokenizer).identity.sha256
+    )
+
+
+def test_what_cannot_be_taken_from_memory_is_refused(
+    tiny_hf_model: Callable[..., Any], tiny_tokenizer: Any, tiny_folder: FolderFactory
+) -> None:
+    with pytest.raises(InputError, match="needs its tokenizer"):
+        load_model(tiny_hf_model("llama"))
+    with pytest.raises(InputError, match="used as it is"):
+        load_model(tiny_hf_model("llama"), tiny_tokenizer, dtype="float64")
+    with pytest.raises(InputError, match="one that is named has its own"):
+        load_model(str(tiny_folder("llama")), tiny_tokenizer)
+    bridge = load_model(tiny_hf_model("llama"), tiny_tokenizer).bridge
+    bridge.add_hook("blocks.0.attn.hook_z", lambda z, hook: 0.5 * z)
+    with pytest.raises(InputError, match=r"a hook on 'blocks\.0\.attn"):
+        load_model(bridge)
+    bridge.reset_hooks()
+    load_model(bridge)
+    bridge.enable_compatibility_mode()
+    with pytest.raises(InputError, match="compatibility mode"):
+        load_model(bridge)
+
+
+def test_tokens_added_in_memory_are_not_dropped(
+    tiny_hf_model: Callable[..., Any], tiny_folder: FolderFactory
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder("llama"))
+    tokenizer.add_tokens(["<call>"])
+    with pytest.raises(InputError, match="has the token '<call>'"):
+        load_model(tiny_hf_model("llama"), tokenizer)

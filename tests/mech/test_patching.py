@@ -13,18 +13,18 @@ from mech.engine import reference
 from mech.engine import sweep as changes
 from mech.engine.engine import Engine, Run
 from mech.engine.queries import Query
-from mech.engine.sweep import stacked, sweep
+from mech.engine.sweep import score_edits, stacked
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.interventions.intervention import NOTHING, replace_heads, scale_heads
 from mech.patching.patch import (
     all_heads,
-    everything_from,
     patch_heads,
     patch_sets,
     patched_query,
     sweep_names,
 )
+from tests.mech.test_packed import ANSWERS, PROMPT
 from tests.mech_cases import (
     ACTION,
     HEADS,
@@ -36,12 +36,12 @@ from tests.mech_cases import (
     FolderFactory,
     assert_bits,
     assert_scores,
+    everything_from,
     tiny_model,
     two_runs,
 )
 from tests.mech_cases import one_thread as one_thread
 from tests.reference_forward import llama_forward
-from tests.test_mech_packed import ANSWERS, PROMPT
 from tests.tiny_models import FAMILIES
 from tests.tolerances import FP32, FP64, NATS
 
@@ -129,7 +129,7 @@ def test_a_patch_that_changes_nothing_is_exactly_zero(
     edits = [
         edit for head in all_heads(model) for edit in replace_heads(HeadSet([head]), z, "candidate").edits
     ]
-    forced = sweep(engine, recipient, edits)
+    forced = score_edits(engine, recipient, edits)
     assert_scores(forced, [recipient.score] * len(edits), TOLERANCE[dtype])
 
 

@@ -17,6 +17,7 @@ from mech.checks import run_checks as selfcheck
 from mech.checks.checks import CheckResult
 from mech.checks.run_checks import probe_ids, require, run_checks
 from mech.errors import InputError
+from mech.interventions import edits
 from mech.load import examine_model, load_model
 from mech.models.chat import encode
 from mech.models.model import Model
@@ -120,7 +121,7 @@ def test_hook_without_effect_is_refused(fresh: Model) -> None:
 
 
 def test_hook_that_is_missing_is_refused(fresh: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mech.checks.checks.CAUSAL_HOOKS", {1: {"hook_z": "blocks.{}.attn.hook_zz"}})
+    monkeypatch.setitem(edits.HOOKS, "z", "attn.hook_zz")
     results = by_name(run_checks(fresh))
     assert not results["causal_hooks"].passed
     assert "no hook named 'blocks.0.attn.hook_zz'" in results["causal_hooks"].sentence

@@ -14,20 +14,20 @@ from mech.engine.engine import Engine, Run
 from mech.engine.queries import Query
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
+from mech.interventions.edits import HOOKS
 from mech.interventions.hooks import hooked
-from mech.patching.patch import all_heads
-from mech.patching.patterns import carried, patch_pattern_sets, patch_patterns, pattern_names
-from mech.patching.sites import (
-    KINDS,
+from mech.patching.patch import (
     PATCH_SITES,
     Part,
     PatchSite,
+    all_heads,
     parts_of,
     parts_of_heads,
     patch_part_sets,
     patch_parts,
     site_names,
 )
+from mech.patching.patterns import carried, patch_pattern_sets, patch_patterns, pattern_names
 from tests.mech_cases import (
     ACTION,
     LEFT,
@@ -220,5 +220,4 @@ def test_what_cannot_be_patched_is_refused_by_name(tiny_folder: FolderFactory) -
     other = replace(donor, query=Query(OTHER, ACTION[:-1]))
     with pytest.raises(InputError, match="same action tokens"):
         patch_parts(engine, recipient, other, "k")
-    assert set(KINDS) == {*PATCH_SITES, "pattern"}
-    assert everything_names(model, KINDS["k"])[0] in site_names(model, "k")
+    assert everything_names(model, HOOKS["k"])[0] in site_names(model, "k")

@@ -15,7 +15,7 @@ from mech.engine.engine import Engine
 from mech.engine.queries import Query
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
-from mech.interventions.edits import HEAD_SITES, HOOK_NAMES, Site
+from mech.interventions.edits import HEAD_SITES, HOOKS, Site, hook_name
 from mech.interventions.intervention import NOTHING, Edit, Intervention, scale_heads
 from mech.interventions.site_check import CHECKED_AT_LOAD, require_causal
 from mech.interventions.sites import KV_SITES, kv_head_of
@@ -127,7 +127,7 @@ def own_values(model: Model, kept: Mapping[str, torch.Tensor], sites: tuple[Site
     for site in sites:
         layers = range(1) if site == "resid_pre" else range(model.n_layers)
         for layer in layers:
-            value = kept[HOOK_NAMES[site].format(layer=layer)]
+            value = kept[hook_name(site, layer)]
             heads = range(value.shape[1]) if site in HEAD_SITES else (None,)
             edits += [
                 Edit(site, layer, head, places, value if head is None else value[:, head].contiguous())
@@ -142,7 +142,7 @@ def test_all_that_is_computed_taken_from_oneself_or_from_a_donor(
 ) -> None:
     """From oneself no bit changes; from a donor of equal length it is the donor's run, whichever sites carry it."""
     model, engine = tiny_model(tiny_folder, family), Engine(tiny_model(tiny_folder, family))
-    names = everything_names(model, *(HOOK_NAMES[site].partition(".{layer}.")[2] for site in SITES))
+    names = everything_names(model, *(HOOKS[site] for site in SITES))
     places = {"every": range(len(LEFT) + len(ACTION) - 1)}
     recipient, donor = (engine.run(Query(prompt, ACTION), names, at=places) for prompt in (LEFT, OTHER))
     carriers: tuple[tuple[Site, ...], ...] = (
@@ -235,7 +235,7 @@ def test_a_site_is_asked_about_once_an_engine(tiny_folder: FolderFactory) -> Non
     model = tiny_model(tiny_folder, "llama")
     engine, fired = Engine(model), []
     edited = Query(LEFT, ACTION, Intervention((Edit("v", 0, 0, "candidate"),)))
-    name = HOOK_NAMES["v"].format(layer=0)
+    name = hook_name("v", 0)
     handle = model.bridge.hook_dict[name].register_forward_hook(lambda *_: fired.append(1))
     try:
         engine.score([edited])

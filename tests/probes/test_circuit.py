@@ -27,11 +27,11 @@ from probes.effects.circuit import (
 )
 from probes.effects.circuit_search import Found, Value, by_ranking, eliminate, greedy, prune
 from probes.effects.circuit_stability import (
-    agreement,
     best_first,
     default_level,
     halves,
     jaccard,
+    rank_correlations,
     recall,
     split_items,
     untouched,
@@ -283,7 +283,7 @@ def test_within_layers_a_scoring_that_only_knows_layers_is_worth_nothing() -> No
     heads = [Head(layer, head) for layer in range(4) for head in range(5)]
     rng = np.random.default_rng(0)
     layered = [{head: 10.0 * head.layer + rng.normal() for head in heads} for _ in range(2)]
-    assert agreement(*layered)[1] > 0.85 and abs(within_layers(*layered)) < 0.5
+    assert rank_correlations(*layered)[1] > 0.85 and abs(within_layers(*layered)) < 0.5
     assert within_layers(layered[0], layered[0]) == pytest.approx(1)
     turned = {head: -value if head.layer < 2 else value for head, value in layered[0].items()}
     assert within_layers(layered[0], turned) == pytest.approx(0)
@@ -323,10 +323,10 @@ def test_overlap_and_rank_agreement_are_those_done_by_hand() -> None:
         jaccard(HeadSet([]), HeadSet([]))
     )
     one, other = {A: 3.0, B: 2.0, C: 1.0}, {A: 2.0, B: 3.0, C: 1.0}
-    assert agreement(one, other) == pytest.approx((1 / 3, 0.5))  # one of three pairs turned
-    assert agreement(one, one) == pytest.approx((1.0, 1.0))
+    assert rank_correlations(one, other) == pytest.approx((1 / 3, 0.5))  # one of three pairs turned
+    assert rank_correlations(one, one) == pytest.approx((1.0, 1.0))
     with pytest.raises(InputError, match="same heads"):
-        agreement(one, {A: 1.0})
+        rank_correlations(one, {A: 1.0})
     assert best_first({B: 1.0, A: 1.0, C: 2.0}) == [C, A, B]
 
 

@@ -21,7 +21,7 @@ from envs.sandbox import Sandbox
 from mech.errors import InputError
 from probes.items.coderepair import LIMITS, Pool, build_coderepair_items, coderepair_pool
 from probes.items.item import Item, item_line, load_items
-from probes.prompts.conditions import CORE, render
+from probes.prompts.conditions import CORE, condition_messages
 from probes.prompts.wording import load_wording
 
 PROBLEMS = bundled_problems()
@@ -194,7 +194,7 @@ def test_impossible_numbers_are_refused(numbers: dict[str, int], sandbox: Sandbo
 def test_every_core_condition_can_be_written(pool: Pool) -> None:
     wording = load_wording()
     for item in pool.items[::20]:
-        rendered = {name: render(item, name, wording) for name in CORE}
+        rendered = {name: condition_messages(item, name, wording) for name in CORE}
         assert all(messages[-1]["role"] == "user" for messages in rendered.values())
         assert len({str(messages) for messages in rendered.values()}) == len(CORE)
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from envs.toolshed import Toolshed
 from mech.errors import InputError
-from probes.items.item import Item, dump_items, load_items
-from probes.items.item_record import FRAME
+from probes.items.item import FRAME, Item, dump_items, load_items
 from probes.items.toolshed import build_toolshed_items
 from probes.prompts.conditions import (
     AS_LONG_AS,
@@ -27,11 +26,11 @@ from probes.prompts.conditions import (
     NEARLY_AS_LONG,
     OTHER_CALLS,
     UNRELATED,
+    condition_messages,
     grams,
     lacking,
     other_call,
     parse_conditions,
-    render,
 )
 from probes.prompts.filler import filler
 from probes.prompts.unrelated import with_unrelated
@@ -53,13 +52,13 @@ def words(text: str) -> int:
 
 def test_outside_the_record_all_conditions_are_identical(items: list[Item]) -> None:
     for item in items:
-        context = render(item, "pre", W)
+        context = condition_messages(item, "pre", W)
         assert [turn["role"] for turn in context[:2]] == ["system", "user"]
         assert len(context) == 2 + 2 * item.step_index
         for condition in ("fail", "succ", "neut", "abstract", "fail_terse", "fail_k3", "fail_other"):
-            assert render(item, condition, W)[: len(context)] == context
+            assert condition_messages(item, condition, W)[: len(context)] == context
         for condition in CONDITIONS:
-            assert render(item, condition, W, words)[-1]["role"] == "user"
+            assert condition_messages(item, condition, W, words)[-1]["role"] == "user"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def test_a_record_is_the_failed_call_and_its_observation(
     condition: str, field: str, items: list[Item]
 ) -> None:
     for item in items:
-        record = render(item, condition, W)[len(render(item, "pre", W)) :]
+        record = condition_messages(item, condition, W)[len(condition_messages(item, "pre", W)) :]
         assert record == [
             {"role": "assistant", "content": item.failed_action},
             {"role": "user", "content": f"Result: {getattr(item, field)}"},
@@ -88,15 +87,15 @@ def test_the_mark_is_the_failure_without_the_call_and_ack_the_acknowledgement_wi
     items: list[Item],
 ) -> None:
     for item in items:
-        context = render(item, "pre", W)
+        context = condition_messages(item, "pre", W)
         for condition, recorded in (("mark", "fail"), ("ack", "neut")):
-            messages = render(item, condition, W)
-            assert messages == [*context, render(item, recorded, W)[-1]]
+            messages = condition_messages(item, condition, W)
+            assert messages == [*context, condition_messages(item, recorded, W)[-1]]
             assert all(item.failed_action not in turn["content"] for turn in messages)
     echoing = replace(items[0], obs_fail=f"no: {items[0].failed_action}")
     assert lacking(echoing, "mark") == "no failure observation without the call"
     with pytest.raises(InputError, match="no failure observation without the call"):
-        render(echoing, "mark", W)
+        condition_messages(echoing, "mark", W)
     assert lacking(echoing, "ack") is None
 
 
@@ -115,9 +114,11 @@ def test_an_items_own_frame_stands_in_the_place_of_the_wordings_prefix(
     item = next(item for item in items if item.step_index)
     own = replace(item, obs_fail='say "no"\n{json}', meta={**item.meta, **({FRAME: frame} if frame else {})})
     for condition in ("fail", "mark", "fail_instr", "fail_early"):
-        assert written in [turn["content"] for turn in render(own, condition, W)]
+        assert written in [turn["content"] for turn in condition_messages(own, condition, W)]
     told = {
-        name: [turn["content"] for turn in render(own, name, W, words) if turn["role"] == "user"][1:]
+        name: [turn["content"] for turn in condition_messages(own, name, W, words) if turn["role"] == "user"][
+            1:
+        ]
         for name in CONDITIONS
     }
     plain = {"abstract", "abstract_min", "abstract_forbids"}
@@ -128,7 +129,10 @@ def test_an_items_own_frame_stands_in_the_place_of_the_wordings_prefix(
             assert turn.startswith(head) and turn.endswith(tail)
     for condition, other in AS_LONG_AS.items():
         if condition not in NEARLY_AS_LONG:
-            sizes = [sum(words(t["content"]) for t in render(own, c, W, words)) for c in (condition, other)]
+            sizes = [
+                sum(words(t["content"]) for t in condition_messages(own, c, W, words))
+                for c in (condition, other)
+            ]
             assert sizes[0] == sizes[1]
     dump_items([own], tmp_path / "items.jsonl")
     assert load_items(tmp_path / "items.jsonl") == [own]
@@ -148,28 +152,28 @@ def test_a_frame_without_one_place_for_the_observation_is_refused(
 
 def test_repeated_failures_repeat_the_record_and_nothing_else(items: list[Item]) -> None:
     for item in items:
-        context, once = render(item, "pre", W), render(item, "fail", W)
+        context, once = condition_messages(item, "pre", W), condition_messages(item, "fail", W)
         record = once[len(context) :]
-        assert render(item, "fail_k2", W) == [*once, *record]
-        assert render(item, "fail_k3", W) == [*once, *record, *record]
+        assert condition_messages(item, "fail_k2", W) == [*once, *record]
+        assert condition_messages(item, "fail_k3", W) == [*once, *record, *record]
 
 
 def test_an_early_failure_stands_before_the_successful_steps(items: list[Item]) -> None:
     for item in items:
-        fail, early = render(item, "fail", W), render(item, "fail_early", W)
+        fail, early = condition_messages(item, "fail", W), condition_messages(item, "fail_early", W)
         assert early == [*fail[:2], *fail[-2:], *fail[2:-2]]
         assert (early == fail) == (item.step_index == 0)
 
 
 def test_the_instruction_is_the_only_change_of_fail_instr(items: list[Item]) -> None:
-    fail, told = render(items[0], "fail", W), render(items[0], "fail_instr", W)
+    fail, told = condition_messages(items[0], "fail", W), condition_messages(items[0], "fail_instr", W)
     assert told[1:] == fail[1:]
     assert told[0]["content"] == f"{fail[0]['content']}\n{W.negative_instruction}"
 
 
 def test_the_placebo_never_shows_the_failed_call(items: list[Item]) -> None:
     for item in items:
-        messages = render(item, "fail_other", W)
+        messages = condition_messages(item, "fail_other", W)
         assert messages[-2]["content"] == item.distractors[0]
         assert item.failed_action not in [turn["content"] for turn in messages]
 
@@ -177,21 +181,21 @@ def test_the_placebo_never_shows_the_failed_call(items: list[Item]) -> None:
 def test_the_abstract_is_one_turn_without_the_call_its_values_or_a_misspelt_tool(items: list[Item]) -> None:
     for item in items:
         for condition in ("abstract", "abstract_min"):
-            context, messages = render(item, "pre", W), render(item, condition, W)
+            context, messages = condition_messages(item, "pre", W), condition_messages(item, condition, W)
             assert len(messages) == len(context) + 1
             note = messages[-1]["content"]
             assert "(" not in note[1:]
             assert item.failed_action not in note
             assert not re.search(r"repeat|again|not repeatable|different|do not|don't", note)
-        named = item.tool in render(item, "abstract", W)[-1]["content"]
+        named = item.tool in condition_messages(item, "abstract", W)[-1]["content"]
         assert named == (item.operator != "misspell_tool")
 
 
 def test_the_forbidding_abstract_adds_the_ban_and_the_tool_as_it_was_called(items: list[Item]) -> None:
     for item in items:
-        note = render(item, "abstract_forbids", W)[-1]["content"]
+        note = condition_messages(item, "abstract_forbids", W)[-1]["content"]
         assert "must not be sent again" in note and str(item.tool) in note and item.failed_action not in note
-        plain = render(item, "abstract", W)[-1]["content"]
+        plain = condition_messages(item, "abstract", W)[-1]["content"]
         if item.operator != "misspell_tool":
             assert note == plain.replace(")", "; the same call must not be sent again)")
 
@@ -200,7 +204,10 @@ def test_neut_matched_is_neut_with_as_many_tokens_that_repeat_nothing_in_the_pla
     items: list[Item],
 ) -> None:
     for item in items:
-        matched, neut = render(item, "neut_matched", W, words), render(item, "neut", W)
+        matched, neut = (
+            condition_messages(item, "neut_matched", W, words),
+            condition_messages(item, "neut", W),
+        )
         assert [*matched[:-2], matched[-1]] == [*neut[:-2], neut[-1]]
         call = matched[-2]["content"]
         assert words(call) == words(item.failed_action) and matched[-2]["role"] == "assistant"
@@ -208,7 +215,7 @@ def test_neut_matched_is_neut_with_as_many_tokens_that_repeat_nothing_in_the_pla
         said = " ".join(turn["content"] for turn in neut)
         whole = set(tokens[:-1])  # the last word is cut where the count asks for it
         assert len(set(tokens)) == len(tokens) and not whole & set(re.findall(r"\w+", said))
-        assert render(item, "neut_matched", W, words) == matched
+        assert condition_messages(item, "neut_matched", W, words) == matched
 
 
 @pytest.mark.parametrize("condition", ["neut_pad", "quote_matched"])
@@ -216,8 +223,8 @@ def test_a_length_matched_record_has_as_many_tokens_and_no_second_copy(
     condition: str, items: list[Item]
 ) -> None:
     for item in items:
-        record = render(item, condition, W, words)[-2:]
-        other = render(item, AS_LONG_AS[condition], W)[-2:]
+        record = condition_messages(item, condition, W, words)[-2:]
+        other = condition_messages(item, AS_LONG_AS[condition], W)[-2:]
         assert record[0] == other[0]
         text = record[1]["content"]
         assert words(text) == words(other[1]["content"])
@@ -225,12 +232,12 @@ def test_a_length_matched_record_has_as_many_tokens_and_no_second_copy(
         frame = item.obs_neutral if condition == "neut_pad" else item.obs_fail_echo
         added = [word for word in re.findall(r"\w+", text) if word not in frame and word != "Result"]
         assert added and len(set(added)) == len(added)
-        assert render(item, condition, W, words)[-2:] == record
+        assert condition_messages(item, condition, W, words)[-2:] == record
 
 
 def test_every_length_matched_condition_is_as_long_as_another_in_words(items: list[Item]) -> None:
     def length(item: Item, condition: str) -> int:
-        return sum(words(turn["content"]) for turn in render(item, condition, W, words))
+        return sum(words(turn["content"]) for turn in condition_messages(item, condition, W, words))
 
     assert set(AS_LONG_AS) == {"neut_pad", "neut_matched", "neut_other", "quote_matched"}
     for condition in set(AS_LONG_AS) - NEARLY_AS_LONG:
@@ -243,11 +250,14 @@ def test_every_length_matched_condition_is_as_long_as_another_in_words(items: li
 
 def test_what_is_too_long_already_is_not_padded(items: list[Item]) -> None:
     item = replace(items[0], obs_fail="no", obs_neutral="The desk has noted this call.")
-    assert render(item, "neut_pad", W, words)[-1]["content"] == "Result: The desk has noted this call."
+    assert (
+        condition_messages(item, "neut_pad", W, words)[-1]["content"]
+        == "Result: The desk has noted this call."
+    )
     with pytest.raises(InputError, match="no failed action in obs_fail_echo"):
-        render(replace(item, obs_fail_echo="no"), "quote_matched", W, words)
+        condition_messages(replace(item, obs_fail_echo="no"), "quote_matched", W, words)
     with pytest.raises(ValueError, match="as long as another"):
-        render(item, "neut_pad", W)
+        condition_messages(item, "neut_pad", W)
 
 
 def test_the_far_placebo_is_another_tools_call_and_shares_less_with_the_failed_one(items: list[Item]) -> None:
@@ -256,7 +266,7 @@ def test_the_far_placebo_is_another_tools_call_and_shares_less_with_the_failed_o
 
     near, far = [], []
     for item in items:
-        call, said = render(item, "fail_unrelated", W)[-2:]
+        call, said = condition_messages(item, "fail_unrelated", W)[-2:]
         assert call["content"] == item.meta[UNRELATED[0]]
         donors = [
             other
@@ -287,7 +297,7 @@ def test_the_far_placebo_depends_on_the_pool_and_is_given_once(items: list[Item]
     )  # of its own task, of its own tool: neither will do
     assert with_unrelated(bare[:1], [near, far])[0].meta[UNRELATED[0]] == far.failed_action
     with pytest.raises(InputError, match="no unrelated call"):
-        render(alone, "fail_unrelated", W)
+        condition_messages(alone, "fail_unrelated", W)
 
 
 def test_neut_other_records_a_call_that_is_right_in_another_task_and_answers_it_as_neut(
@@ -300,7 +310,7 @@ def test_neut_other_records_a_call_that_is_right_in_another_task_and_answers_it_
         for gold in task.gold:
             tasks.setdefault(gold.text, []).append(task.task_id)
     for item in items:
-        neut, other = render(item, "neut", W), render(item, "neut_other", W, words)
+        neut, other = condition_messages(item, "neut", W), condition_messages(item, "neut_other", W, words)
         assert [*other[:-2], other[-1]] == [*neut[:-2], neut[-1]] and other[-2]["role"] == "assistant"
         call = other[-2]["content"]
         assert item.task_id not in tasks[call]
@@ -310,7 +320,7 @@ def test_neut_other_records_a_call_that_is_right_in_another_task_and_answers_it_
         for gold in task.gold:
             world, results[gold.text] = shed.execute(world, gold)
         assert results[call].ok  # in its own task's world it works
-        assert render(item, "neut_other", W, words) == other
+        assert condition_messages(item, "neut_other", W, words) == other
 
 
 def test_neut_other_shares_less_text_than_the_reference_and_prefers_another_tool(items: list[Item]) -> None:
@@ -356,7 +366,7 @@ def test_an_item_for_which_the_pool_has_no_other_valid_call_stays_without(items:
         assert OTHER_CALLS not in item.meta
         assert lacking(item, "neut_other") == "no other valid call in the pool"
         with pytest.raises(InputError, match="no other valid call in the pool"):
-            render(item, "neut_other", W, words)
+            condition_messages(item, "neut_other", W, words)
     no_reference = [replace(item, gold_action=None, prefix_actions=(), prefix_observations=(), step_index=0)
                     for item in bare]  # fmt: skip
     assert all(OTHER_CALLS not in item.meta for item in with_unrelated(no_reference[:5], no_reference))
@@ -395,7 +405,7 @@ def test_an_unknown_tool_and_family_get_the_stand_ins() -> None:
 
 def test_unknown_conditions_are_refused_with_the_list(items: list[Item]) -> None:
     with pytest.raises(InputError, match="no condition 'failed': choose from pre, fail, succ"):
-        render(items[0], "failed", W)
+        condition_messages(items[0], "failed", W)
     with pytest.raises(InputError, match="no condition 'x': choose from core, all, pre"):
         parse_conditions("core,x")
     with pytest.raises(InputError, match="empty"):
@@ -412,7 +422,7 @@ def test_condition_lists_are_read_once_each_in_order() -> None:
 
 def test_the_role_and_prefix_of_observations_come_from_the_wording(items: list[Item], tmp_path: Path) -> None:
     wording = edited(tmp_path, observation_role="tool", observation_prefix="")
-    last = render(items[0], "fail", wording)[-1]
+    last = condition_messages(items[0], "fail", wording)[-1]
     assert last == {"role": "tool", "content": items[0].obs_fail}
 
 
@@ -475,5 +485,8 @@ def test_the_published_wording_loads_and_its_abstract_has_no_observation_prefix(
     item = load_items(reference_dir / "toolshed_items.jsonl")[0]
     gloss = record["error_gloss"][item.error_type]
     expected = record["abstract_template"].format(index=1, tool=item.tool, gloss=gloss)
-    assert render(item, "abstract", wording)[-1] == {"role": "user", "content": expected}
-    assert render(item, "fail", wording)[-1]["content"] == record["observation_prefix"] + item.obs_fail
+    assert condition_messages(item, "abstract", wording)[-1] == {"role": "user", "content": expected}
+    assert (
+        condition_messages(item, "fail", wording)[-1]["content"]
+        == record["observation_prefix"] + item.obs_fail
+    )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from experiments.run.schema import DECOMPOSITION, EQUIVALENCE
 from mech.errors import InputError
 from probes.measures import decompose as module
-from probes.measures.decompose import decompose, equivalences
+from probes.measures.decompose import decomposition_table, equivalences
 from probes.stats.bootstrap import cluster_median, cluster_ratios
 
 NUMBERS = st.lists(st.tuples(st.integers(-50, 50), st.sampled_from("abcdefgh")), min_size=1, max_size=30)
@@ -149,7 +149,7 @@ def _estimates(table: pd.DataFrame) -> dict[str, float]:
 
 
 def test_every_quantity_is_the_one_done_by_hand() -> None:
-    table = decompose(_measures(HAND), _rng, n_draws=300)
+    table = decomposition_table(_measures(HAND), _rng, n_draws=300)
     assert tuple(table.columns) == DECOMPOSITION == module.DECOMPOSITION
     # Ratios: 8/2 = 4, 24/4 = 6, -1/1 = -1 and 5/0, the largest of all: the middle two are 4 and 6.
     assert _estimates(table) == {
@@ -164,7 +164,7 @@ def test_every_quantity_is_the_one_done_by_hand() -> None:
 
 
 def test_an_item_without_either_part_has_no_ratio_and_its_zeros_are_no_signs() -> None:
-    table = decompose(_measures({**HAND, "z": (0.0, 0.0, 0.0, None)}), _rng, n_draws=100).set_index(
+    table = decomposition_table(_measures({**HAND, "z": (0.0, 0.0, 0.0, None)}), _rng, n_draws=100).set_index(
         "quantity"
     )
     assert table.loc["copy_sem_ratio_median", ["estimate", "n"]].tolist() == [5.0, 4]
@@ -173,7 +173,9 @@ def test_an_item_without_either_part_has_no_ratio_and_its_zeros_are_no_signs() -
 
 
 def test_a_median_among_items_without_sem_is_not_a_number() -> None:
-    table = decompose(_measures({"a": (-1.0, 1.0, 0.0, None), "b": (-2.0, 2.0, 0.0, None)}), _rng, 50)
+    table = decomposition_table(
+        _measures({"a": (-1.0, 1.0, 0.0, None), "b": (-2.0, 2.0, 0.0, None)}), _rng, 50
+    )
     cells = table.set_index("quantity").loc["copy_sem_ratio_median"]
     assert math.isnan(cells["estimate"]) and math.isnan(cells["ci_lo"]) and cells["n"] == 2
 
@@ -185,7 +187,7 @@ def test_the_interval_of_a_share_holds_the_share_it_was_made_with() -> None:
         whole = float(rng.uniform(5, 40))
         part = 0.9 * whole + float(rng.normal())
         hand[f"i{index:03d}"] = (-whole, part, whole - part, part)
-    table = decompose(_measures(hand), _rng).set_index("quantity")
+    table = decomposition_table(_measures(hand), _rng).set_index("quantity")
     for name in ("copy_share", "copy_share_pad"):
         share = table.loc[name]
         assert share["ci_lo"] < 0.9 < share["ci_hi"] and share["ci_hi"] - share["ci_lo"] < 0.03
@@ -199,9 +201,13 @@ def test_the_interval_of_a_share_holds_the_share_it_was_made_with() -> None:
 
 
 def test_a_share_of_almost_nothing_is_nan_and_so_is_an_interval_over_a_changing_sign() -> None:
-    tiny = decompose(_measures({"a": (-1e-3, 1.0, -0.999, None), "b": (-2e-3, 1.0, -0.998, None)}), _rng, 50)
+    tiny = decomposition_table(
+        _measures({"a": (-1e-3, 1.0, -0.999, None), "b": (-2e-3, 1.0, -0.998, None)}), _rng, 50
+    )
     assert math.isnan(_estimates(tiny)["copy_share"])
-    table = decompose(_measures(HAND), _rng).set_index("quantity")  # a draw of c alone has G above zero
+    table = decomposition_table(_measures(HAND), _rng).set_index(
+        "quantity"
+    )  # a draw of c alone has G above zero
     assert table.loc["copy_share", ["ci_lo", "ci_hi"]].isna().all()
 
 
@@ -209,13 +215,13 @@ def test_what_was_not_measured_has_no_line_and_each_model_has_its_own() -> None:
     plain = _measures(HAND)
     without = plain[~plain["measure"].isin(["sem", "copy_pad"])]
     both = pd.concat([without, without.assign(model="n", value=-without["value"])])
-    table = decompose(both, _rng, n_draws=50)
+    table = decomposition_table(both, _rng, n_draws=50)
     assert table.groupby("model")["quantity"].apply(list).to_dict() == {
         name: ["copy_share", "share_G_negative", "share_copy_positive"] for name in ("m", "n")
     }
     shares = table[table["quantity"] == "share_G_negative"].set_index("model")["estimate"].to_dict()
     assert shares == {"m": 0.75, "n": 0.25}
-    assert decompose(plain.iloc[:0], _rng).empty
+    assert decomposition_table(plain.iloc[:0], _rng).empty
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
@@ -223,14 +229,14 @@ def test_what_was_not_measured_has_no_line_and_each_model_has_its_own() -> None:
 def test_ratios_and_signs_know_neither_order_nor_unit(order: list[int], factor: float) -> None:
     measures = _measures(HAND)
     assert len(measures) == 15
-    table = decompose(measures, _rng, n_draws=60)
+    table = decomposition_table(measures, _rng, n_draws=60)
     scaled = measures.assign(value=measures["value"] * factor).iloc[order]
-    pd.testing.assert_frame_equal(table, decompose(scaled, _rng, n_draws=60))
+    pd.testing.assert_frame_equal(table, decomposition_table(scaled, _rng, n_draws=60))
 
 
 def test_a_value_that_stands_twice_is_refused() -> None:
     with pytest.raises(InputError, match="stands twice: .*item_id a"):
-        decompose(pd.concat([_measures(HAND), _measures(HAND).iloc[:1]]), _rng)
+        decomposition_table(pd.concat([_measures(HAND), _measures(HAND).iloc[:1]]), _rng)
 
 
 # --- equivalence

@@ -15,8 +15,8 @@ from mech.engine.queries import Query, Score
 from mech.interventions.intervention import Intervention
 from mech.patching.attribution import attribution_names
 from mech.patching.direct_effect import direct_names, head_parts
-from mech.patching.patch import all_heads, everything_from
-from probes.effects.attributed import attribute_sums, units_of
+from mech.patching.patch import all_heads
+from probes.effects.attribution import attribute_sums, units_of
 from probes.items.item import Item
 from probes.prompts.wording import load_wording
 from probes.scoring.contrast import FORMS, Contrast, contrast_of
@@ -31,8 +31,8 @@ from probes.scoring.metric_sums import (
     token_counts,
     weights,
 )
-from probes.scoring.score import decision_run
-from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
+from probes.scoring.score import run_decision_point
+from tests.mech_cases import FolderFactory, everything_from, one_thread, tiny_model  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS
 from tests.tolerances import FP64, NATS
 
@@ -84,7 +84,8 @@ def runs_of(engine: Engine, item: Item, keep: list[str]) -> PairRuns:
     contrast = contrast_of(engine.model, item, WORDING)
     runs = {
         candidate: tuple(
-            decision_run(engine, item, name, WORDING, keep, candidate=candidate) for name in ("pre", "neut")
+            run_decision_point(engine, item, name, WORDING, keep, candidate=candidate)
+            for name in ("pre", "neut")
         )
         for candidate in contrast.candidates
     }

@@ -16,7 +16,7 @@ from mech.head_scores.transcript_induction import TRANSCRIPT_SCORES
 from mech.models.chat import settings_for
 from mech.models.model import Model
 from probes.prompts.wording import load_wording
-from probes.scoring.patch_pairs import pattern_columns
+from probes.scoring.pair import pattern_columns
 from probes.scoring.record import (
     RECORD_ATTENTION,
     edge_sources,
@@ -30,13 +30,13 @@ from probes.scoring.score import (
     RECORD_SPACE,
     RECORD_TOKENS,
     build_queries,
-    decision_run,
+    run_decision_point,
     score_item,
 )
 from tests.chat_templates import FORMS, Form, tokenizer_of
+from tests.mech.test_special_tokens import sentence_piece
 from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS
-from tests.test_mech_special_tokens import sentence_piece
 from tests.tolerances import FP64
 
 pytestmark = pytest.mark.usefixtures("exact_softmax", "one_thread")
@@ -177,7 +177,7 @@ def test_what_is_scored_and_cut_is_what_full_forwards_score(name: str, model: Mo
     assert [asked.tokenizer.decode(ids) for ids in fast["token_ids"]] == 5 * [ITEMS[1].failed_action]
     scores = record_attention(Engine(asked), ITEMS[1], "neut", WORDING)
     assert len(scores) == model.n_layers * model.n_heads
-    runs = {one: decision_run(Engine(asked), ITEMS[1], one, WORDING, []) for one in ("pre", "neut")}
+    runs = {one: run_decision_point(Engine(asked), ITEMS[1], one, WORDING, []) for one in ("pre", "neut")}
     pairs = ("pre", runs["pre"]), ("neut", runs["neut"])
     if name == "mistral-v3":  # the system text stands elsewhere in the two
         with pytest.raises(InputError, match="attention cannot be carried over"):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from experiments.run.schema import SCALING, SCALING_FIT
 from mech.errors import InputError
 from probes.measures import scaling as module
-from probes.measures.scaling import family, fit_line, fit_scaling, leave_one_out, scaling_table, zero_crossing
+from probes.measures.scaling import family, fit_line, fit_scaling, leave_one_out, scaling_table
 
 # G = -40 + 10 log10(n / 10^6): it is zero at 10^10 parameters.
 EXACT = {"fig-1m": (1e6, -40.0), "fig-10m": (1e7, -30.0), "oak-100m": (1e8, -20.0), "oak-1b": (1e9, -10.0)}
@@ -103,12 +103,9 @@ def test_a_range_without_an_upper_end_names_the_model_it_rests_on() -> None:
 
 
 def test_fewer_than_three_models_are_not_extrapolated() -> None:
-    for count, words in ((0, "0 models"), (1, "1 model:"), (2, "2 models:")):
-        with pytest.raises(InputError, match=f"not extrapolated from {words}"):
-            zero_crossing([1e6, 1e7][:count], [-4.0, -3.0][:count])
+    for count in (0, 1, 2):
         with pytest.raises(InputError, match=f"3 models or more, not {count}"):
             leave_one_out([1e6, 1e7][:count], [-4.0, -3.0][:count])
-    assert zero_crossing([1e6, 1e7, 1e8], [-3.0, -2.0, -1.0]) == pytest.approx(1e9)
 
 
 def test_models_of_one_size_have_no_line() -> None:

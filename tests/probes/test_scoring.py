@@ -25,7 +25,7 @@ from probes.prompts import conditions
 from probes.prompts.conditions import AS_LONG_AS, CONDITIONS, CORE, NEARLY_AS_LONG
 from probes.prompts.unrelated import with_unrelated
 from probes.prompts.wording import load_wording
-from probes.scoring.score import build_queries, decision_run, score_item, spans, system_length
+from probes.scoring.score import build_queries, run_decision_point, score_item, spans, system_length
 from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS
 from tests.tolerances import FP64, IDENTITY, NATS
@@ -116,7 +116,7 @@ def test_a_row_is_what_transformers_says_of_the_rendered_text(
 ) -> None:
     model, stock = tiny_model(tiny_folder, "llama", "float32"), tiny_hf_model("llama")
     for row in score_item(Engine(model), ITEMS[0], ("pre", "fail"), WORDING, ["failed"]):
-        messages = conditions.render(ITEMS[0], row["condition"], WORDING)
+        messages = conditions.condition_messages(ITEMS[0], row["condition"], WORDING)
         text = model.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         prompt = model.tokenizer(text, add_special_tokens=False)["input_ids"]
         action = model.tokenizer(ITEMS[0].failed_action, add_special_tokens=False)["input_ids"]
@@ -131,7 +131,7 @@ def test_the_end_of_the_turn_is_what_the_template_writes_behind_an_action(
 ) -> None:
     model, stock = tiny_model(tiny_folder, "llama", "float32"), tiny_hf_model("llama")
     [row] = score_item(Engine(model), ITEMS[0], ["fail"], WORDING, ["failed"])
-    messages = conditions.render(ITEMS[0], "fail", WORDING)
+    messages = conditions.condition_messages(ITEMS[0], "fail", WORDING)
     said = [*messages, {"role": "assistant", "content": ITEMS[0].failed_action}]
     text = model.tokenizer.apply_chat_template(said, tokenize=False)
     cut = text.rindex(ITEMS[0].failed_action) + len(ITEMS[0].failed_action)
@@ -194,7 +194,7 @@ def test_a_row_names_its_ids_its_context_and_its_text(model: Model) -> None:
     assert {row["condition"] for row in rows} == set(CORE)
     for row in rows:
         action = ITEMS[1].candidates()[row["candidate"]]
-        rendering = render(model, conditions.render(ITEMS[1], row["condition"], WORDING))
+        rendering = render(model, conditions.condition_messages(ITEMS[1], row["condition"], WORDING))
         assert model.tokenizer.decode(row["token_ids"]) == action
         assert row["n_tokens"] == len(row["token_ids"]) == len(row["token_logprobs"]) == len(action)
         assert row["ctx_tokens"] == len(rendering.ids)
@@ -211,7 +211,7 @@ def test_unknown_conditions_and_candidates_are_refused(model: Model) -> None:
     with pytest.raises(InputError, match="no candidate 'best': it has failed, gold, distractor0"):
         build_queries(model, ITEMS[0], ["pre"], WORDING, ["best"])
     with pytest.raises(InputError, match="'reply' is not a position set: choose from candidate, record"):
-        decision_run(Engine(model), ITEMS[0], "neut", WORDING, positions=["reply"])
+        run_decision_point(Engine(model), ITEMS[0], "neut", WORDING, positions=["reply"])
     fewer = dataclasses.replace(ITEMS[0], distractors=ITEMS[0].distractors[:1])
     assert {row["candidate"] for row in score_item(Engine(model), fewer, ["pre"], WORDING)} == {
         "failed",
@@ -223,7 +223,7 @@ def test_unknown_conditions_and_candidates_are_refused(model: Model) -> None:
 def test_spans_are_the_turns_of_the_call_and_of_its_observation(model: Model) -> None:
     for item in ITEMS:
         for name, said in (("neut", item.obs_neutral), ("fail", item.obs_fail), ("succ", item.obs_success)):
-            ids = render(model, conditions.render(item, name, WORDING)).ids
+            ids = render(model, conditions.condition_messages(item, name, WORDING)).ids
             texts = {
                 label: model.tokenizer.decode(ids[where.start : where.stop])
                 for label, where in spans(model, item, name, WORDING).items()
@@ -261,7 +261,7 @@ def test_spans_are_refused_where_the_template_keeps_no_turn_of_the_call(template
 
 def test_a_decision_run_keeps_record_and_observation_where_they_stand(model: Model) -> None:
     names = ["blocks.1.attn.hook_z", "blocks.2.hook_resid_pre"]
-    run = decision_run(
+    run = run_decision_point(
         Engine(model), ITEMS[1], "neut", WORDING, names, ("candidate", "record", "observation")
     )
     where = {**spans(model, ITEMS[1], "neut", WORDING), "candidate": run.query.candidate}
@@ -278,7 +278,7 @@ def test_a_decision_run_scores_as_the_row_does(model: Model) -> None:
     engine = Engine(model)
     rows = {row["condition"]: row for row in score_item(engine, ITEMS[1], CORE, WORDING, ["failed"])}
     for name in CORE:
-        run = decision_run(engine, ITEMS[1], name, WORDING)
+        run = run_decision_point(engine, ITEMS[1], name, WORDING)
         np.testing.assert_allclose(run.score.logprobs, rows[name]["token_logprobs"], rtol=0, atol=FP64)
         assert list(run.query.action) == rows[name]["token_ids"]
 

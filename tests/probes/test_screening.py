@@ -15,10 +15,9 @@ from mech.engine.queries import Query
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.patching.attribution import Attribution, attribute, attribution_names
-from mech.patching.layers import patch_layers
-from mech.patching.patch import all_heads, patch_heads
-from probes.effects import screening
-from probes.effects.attributed import ATTRIBUTION, compared, units_of
+from mech.patching.patch import all_heads, patch_heads, patch_layers
+from probes.effects import attribution as screening
+from probes.effects.attribution import ATTRIBUTION, compared, units_of
 from probes.stats.bootstrap import cluster_bootstrap, percentile_ends
 from probes.stats.ranks import places, recall, spearman
 from tests.mech_cases import ACTION, LEFT, RIGHT, FolderFactory, tiny_model
@@ -79,7 +78,7 @@ def test_the_screen_takes_the_largest_estimates_of_either_sign() -> None:
 
 
 def test_agreement_is_per_item_and_of_the_means() -> None:
-    found = screening.agreement(rows(), _rng, top=(2, 4, 5, 9), n_draws=500)
+    found = screening.screen_agreement(rows(), _rng, top=(2, 4, 5, 9), n_draws=500)
     assert tuple(found.columns) == screening.SCREENING
     each = ["spearman", "spearman_within_layer", "recall", "recall"]
     assert found["statistic"].tolist() == [*each, *each, "reliability", "reliability_within_layer"]
@@ -117,7 +116,7 @@ def many(n_tasks: int, noise: float = 0.5) -> pd.DataFrame:
 
 def test_the_pooled_interval_is_that_of_draws_of_whole_tasks() -> None:
     table = many(7)
-    found = screening.agreement(table, _rng, top=(4,), n_draws=300)
+    found = screening.screen_agreement(table, _rng, top=(4,), n_draws=300)
     line = found[found["scope"] == "pooled"].set_index("statistic")
     wide = {
         name: table.pivot(index="item_id", columns=["layer", "head"], values=name).to_numpy()
@@ -147,14 +146,14 @@ def test_the_pooled_interval_is_that_of_draws_of_whole_tasks() -> None:
         <= line.loc["spearman_within_layer", "estimate"]
         <= line.loc["spearman_within_layer", "ci_hi"]
     )
-    alone = screening.agreement(many(5), _rng, n_draws=100)
+    alone = screening.screen_agreement(many(5), _rng, n_draws=100)
     kept = alone[~alone["statistic"].str.startswith("reliability")]
     assert kept[["ci_lo", "ci_hi"]].isna().all().all() and kept["estimate"].notna().all()
 
 
 def test_estimates_that_are_the_effects_agree_wholly_and_shuffled_ones_do_not() -> None:
     table = rows().assign(estimate_nats=lambda frame: frame["effect_nats"])
-    found = screening.agreement(table, _rng, top=(1, 2), n_draws=100)
+    found = screening.screen_agreement(table, _rng, top=(1, 2), n_draws=100)
     found = found[~found["statistic"].str.startswith("reliability")]
     assert found["estimate"].dropna().to_numpy() == pytest.approx(1.0)
     within = found["statistic"] == "spearman_within_layer"
@@ -166,7 +165,7 @@ def test_estimates_that_are_the_effects_agree_wholly_and_shuffled_ones_do_not() 
         for i in range(40)
         for h in range(60)
     ]
-    found = screening.agreement(pd.DataFrame(lines, columns=list(ATTRIBUTION)), _rng, n_draws=200)
+    found = screening.screen_agreement(pd.DataFrame(lines, columns=list(ATTRIBUTION)), _rng, n_draws=200)
     assert abs(cell(found, scope="pooled", statistic="spearman")) < 0.3
     assert cell(found, scope="pooled", k=8) < 0.5
 
@@ -223,7 +222,7 @@ def test_sites_and_directions_are_kept_apart_and_the_order_of_rows_does_not_matt
     noise = rows("noise").assign(estimate_nats=lambda frame: frame["effect_nats"])
     mlps = rows(site="mlp_out").assign(layer=np.tile(range(5), 3), head=np.nan)
     table = pd.concat([rows(), noise, mlps])
-    found = screening.agreement(table, _rng, top=(2,), n_draws=100)
+    found = screening.screen_agreement(table, _rng, top=(2,), n_draws=100)
     keys = found[["site", "direction"]].drop_duplicates().to_numpy().tolist()
     assert keys == [["mlp_out", "denoise"], ["z", "denoise"], ["z", "noise"]]
     by = found.set_index(["site", "direction", "scope", "statistic"])["estimate"]
@@ -235,7 +234,7 @@ def test_sites_and_directions_are_kept_apart_and_the_order_of_rows_does_not_matt
     )
     shuffled = table.sample(frac=1, random_state=2)
     pd.testing.assert_frame_equal(
-        found, screening.agreement(shuffled, _rng, top=(2,), n_draws=100), check_exact=True
+        found, screening.screen_agreement(shuffled, _rng, top=(2,), n_draws=100), check_exact=True
     )
     missed = screening.false_negatives(table, 2, 2)
     assert missed["head"].isna().equals(missed["site"] == "mlp_out") and set(missed["site"]) == {
@@ -259,16 +258,16 @@ def test_rows_that_could_only_give_a_wrong_comparison_are_refused(
     table = rows().astype({"layer": float, "head": float})
     table.loc[0, list(change)] = list(change.values())
     for scoring in (
-        lambda: screening.agreement(table, _rng, n_draws=10),
+        lambda: screening.screen_agreement(table, _rng, n_draws=10),
         lambda: screening.false_negatives(table, 2, 2),
         lambda: screening.misses(table, 2, _rng, n_draws=10),
     ):
         with pytest.raises(InputError, match=sentence):
             scoring()
     with pytest.raises(InputError, match="lack the columns site"):
-        screening.agreement(rows().drop(columns="site"), _rng)
+        screening.screen_agreement(rows().drop(columns="site"), _rng)
     with pytest.raises(InputError, match="Item c has no effect_nats for layer 2, head 0"):
-        screening.agreement(rows().iloc[:-1], _rng)
+        screening.screen_agreement(rows().iloc[:-1], _rng)
 
 
 def test_compared_puts_an_estimate_beside_every_exact_effect() -> None:
@@ -304,14 +303,14 @@ def test_with_one_head_moving_alone_the_estimates_are_the_exact_sweep_in_both_di
             attribute(engine, recipient, donor, 6, sites=("mlp_out",)).mlps,
             6,
         )
-        estimates = units_of(found.effects(direction))
+        estimates = units_of(found.signed(sign))
         lines = compared("i", "t", direction, sign * (base - donor.score.total), exact, estimates)
         parts.append(pd.DataFrame(lines, columns=list(ATTRIBUTION)))
     table = pd.concat(parts)
     assert len(table) == 2 * (model.n_layers * model.n_heads + model.n_layers)
     np.testing.assert_allclose(table["estimate_nats"], table["effect_nats"], rtol=0.05, atol=0.03)
     assert table["effect_nats"].abs().median() > 0.2
-    found_agreement = screening.agreement(table, _rng, top=(4,), n_draws=10)
+    found_agreement = screening.screen_agreement(table, _rng, top=(4,), n_draws=10)
     for direction in ("noise", "denoise"):
         at = {"site": "z", "direction": direction, "scope": "item"}
         assert cell(found_agreement, **at, k=4) == 1.0

@@ -22,7 +22,6 @@ from probes.stats.bootstrap import (
     equivalent,
     holm,
     percentile_ends,
-    share_negative,
     sign_flip,
     summarise,
 )
@@ -331,11 +330,6 @@ def test_holm_is_monotone_and_never_below_the_raw_p() -> None:
     adjusted = holm(raw)
     assert (np.diff(adjusted[np.argsort(raw)]) >= 0).all()
     assert (adjusted >= raw).all() and (adjusted <= np.minimum(raw * 40, 1)).all()
-
-
-def test_a_missing_score_is_not_a_sign() -> None:
-    assert share_negative([-1.0, -2.0, 0.0, 3.0]) == 0.5
-    assert math.isnan(share_negative([-1.0, math.nan])) and math.isnan(share_negative([]))
 
 
 def test_unchanged_needs_the_whole_interval_inside() -> None:

@@ -1,6 +1,9 @@
-"""Screening by attribution: do first-order estimates pick the heads that exact patching would, and what do they miss?
+"""Exact effects of patching beside their estimates by attribution: do the estimates pick the heads that patching would?
 
-Units (heads or MLPs, `probes.effects.attributed`) are ranked by magnitude, since heads that hold copying back are to
+Rows (ATTRIBUTION): one an item, metric, direction and unit. A unit is a head (site z) or a layer's MLP (site mlp_out,
+which has no head); its exact effect and its estimate are in nats, with the signs of `probes.effects.shares`.
+
+Units are ranked by magnitude, since heads that hold copying back are to
 be found as well; ties go to the lower layer, then head.
 
     spearman               rank correlation of exact effect and estimate (signed, ties at their mean rank)
@@ -20,18 +23,23 @@ for other items it is a forecast.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
+from mech.engine.engine import Engine, Run
 from mech.errors import InputError
-from mech.heads import HeadSet
-from mech.patching.attribution import Attribution
-from probes.effects.agreed_with import AGREED_WITH, UNITS, Target
-from probes.effects.attributed import Table, tables, typed
+from mech.heads import Head, HeadSet
+from mech.patching.attribution import Attribution, attribute
+from mech.patching.gradients import SITES
+from mech.patching.patch import DIRECTIONS, direction_sign
+from probes.effects.agreement import AGREED_WITH, UNITS, Target
+from probes.scoring.contrast import Contrast
+from probes.scoring.metric_sums import DIVERGING, FAILED
 from probes.stats.bootstrap import (
     N_DRAWS,
     Interval,
@@ -42,9 +50,17 @@ from probes.stats.bootstrap import (
     draw_clusters,
     percentile_ends,
 )
+from probes.stats.frame_checks import item_columns, rectangle, require
 from probes.stats.halves import ranking_reliability
 from probes.stats.ranks import layer_spearman, places, ratio, recall, spearman
 
+ATTRIBUTION = (
+    *("item_id", "task_id", "direction", "delta", "site", "layer", "head"),
+    *("effect_nats", "estimate_nats"),
+)
+NO_HEAD = -1  # stands for the head of an MLP while tables are pivoted
+
+_UNIT = ["layer", "head"]
 SCREENING = (
     *("site", "direction", "scope", "statistic", "k", "estimate", "ci_lo", "ci_hi"),
     *("n", "n_clusters", "n_units", *AGREED_WITH),
@@ -62,6 +78,109 @@ TOP = (4, 8, 16, 32)
 _NO_K = 0  # of what takes all units
 
 
+@dataclass(frozen=True)
+class Table:
+    """One site and direction: exact effects and estimates (items down, units across), the items' tasks and deltas."""
+
+    site: str
+    direction: str
+    exact: pd.DataFrame
+    guess: pd.DataFrame
+    tasks: pd.Series
+    deltas: pd.Series
+
+
+def attribute_sums(
+    engine: Engine,
+    contrast: Contrast,
+    candidate: str,
+    recipient: Run,
+    donor: Run,
+    direction: str,
+    steps: int = 1,
+    sites: Sequence[str] = SITES,
+) -> dict[str, Attribution]:
+    """The estimates of one candidate's runs, signed by the direction, for each of its `metric_sums`.
+
+    One backward pass for the candidate's log-probability, and for a× one more for its diverging tokens, where these are
+    not all of it. Errors as `mech.patching.attribution.attribute`.
+    """
+    sign = direction_sign(direction)
+    whole = attribute(engine, recipient, donor, steps, sites=sites)
+    found = {candidate: whole.signed(sign)}
+    if candidate == FAILED and contrast.references:
+        first = contrast.diverging_from
+        part = attribute(engine, recipient, donor, steps, sites=sites, first=first) if first else whole
+        found[DIVERGING] = part.signed(sign)
+    return found
+
+
+def compared(
+    item_id: str,
+    task_id: str,
+    direction: str,
+    delta: float,
+    exact: Mapping[str, float],
+    estimates: Mapping[str, float],
+) -> list[tuple[Any, ...]]:
+    """One item's exact effects beside their estimates: a line a unit, in the columns of ATTRIBUTION.
+
+    Args:
+        item_id: the item.
+        task_id: its cluster.
+        direction: noise or denoise.
+        delta: the item's difference (nats) that the effects are part of.
+        exact: unit (L18H6, MLP3) → effect (nats), signed by the direction; units without one have no line.
+        estimates: the same of the estimates.
+
+    Raises:
+        InputError: an unknown direction, a unit was patched and not attributed, or is none.
+    """
+    direction_sign(direction)
+    lines: list[tuple[Any, ...]] = []
+    for unit, effect in exact.items():
+        if unit not in estimates:
+            raise InputError(f"{unit} was patched and not attributed.")
+        place: tuple[Any, ...]
+        if unit.startswith("MLP"):
+            place = ("mlp_out", int(unit.removeprefix("MLP")), None)
+        else:
+            head = Head.parse(unit)
+            place = ("z", head.layer, head.head)
+        lines.append((item_id, task_id, direction, delta, *place, effect, estimates[unit]))
+    return lines
+
+
+def units_of(attribution: Attribution) -> dict[str, float]:
+    """Unit (L18H6, MLP3) → its estimate."""
+    heads = {str(head): value for head, value in attribution.heads.items()}
+    return {**heads, **{f"MLP{layer}": value for layer, value in attribution.mlps.items()}}
+
+
+def tables(rows: pd.DataFrame) -> Iterator[Table]:
+    """The rows by site and direction; InputError for rows that could only give a wrong comparison."""
+    missing = [column for column in ATTRIBUTION if column not in rows.columns]
+    if missing:
+        raise InputError(f"The rows lack the columns {', '.join(missing)}.")
+    # An MLP has no head; a head without a number is an error.
+    filled = rows.assign(head=rows["head"].mask(rows["site"] == "mlp_out", NO_HEAD))
+    needed = [name for name in ATTRIBUTION if name != "delta"]
+    require(filled, needed, ["item_id", "direction", "site", *_UNIT])
+    unknown = filled.loc[~filled["direction"].isin(DIRECTIONS), "direction"]
+    if len(unknown):
+        raise InputError(f"'{unknown.iloc[0]}' is not a direction: write noise or denoise.")
+    for (site, direction), group in filled.groupby(["site", "direction"], sort=True):
+        exact, guess = (rectangle(group, _UNIT, value) for value in ("effect_nats", "estimate_nats"))
+        items = item_columns(group, exact.index)
+        yield Table(str(site), str(direction), exact, guess, items["task_id"], items["delta"])
+
+
+def typed(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with whole numbers for layer and head, and no head for MLPs."""
+    head = table["head"].astype("Int64")
+    return table.assign(layer=table["layer"].astype("Int64"), head=head.mask(head == NO_HEAD))
+
+
 def screened(attribution: Attribution, k: int) -> HeadSet:
     """The k heads of largest estimate by magnitude: those to patch exactly.
 
@@ -74,13 +193,13 @@ def screened(attribution: Attribution, k: int) -> HeadSet:
     return HeadSet(ordered[:k])
 
 
-def agreement(
+def screen_agreement(
     rows: pd.DataFrame, rng_for: RngFactory, top: Sequence[int] = TOP, n_draws: int = N_DRAWS
 ) -> pd.DataFrame:
     """Spearman and recall@k of the screen against the exact sweep, per item and pooled, with intervals.
 
     Args:
-        rows: the columns of `probes.effects.attributed.ATTRIBUTION`; every item of a site and direction has
+        rows: the columns of ATTRIBUTION; every item of a site and direction has
             the same units.
         rng_for: gives the streams `screening/SITE/DIRECTION/item/STATISTIC`, `screening/SITE/DIRECTION/pooled` and
             `reliability/SITE/DIRECTION`.
@@ -125,7 +244,7 @@ def false_negatives(rows: pd.DataFrame, k: int, screen: int) -> pd.DataFrame:
     """The units among the exact top k that a screen of `screen` leaves out, by name.
 
     Args:
-        rows: as `agreement`.
+        rows: as `screen_agreement`.
         k: how many units of largest exact effect are looked for.
         screen: how many units of largest estimate are kept.
 
@@ -134,7 +253,7 @@ def false_negatives(rows: pd.DataFrame, k: int, screen: int) -> pd.DataFrame:
         items. Largest exact effect first.
 
     Raises:
-        InputError: as `agreement`, or k or screen is below 1.
+        InputError: as `screen_agreement`, or k or screen is below 1.
     """
     _require_positive(k, "top")
     _require_positive(screen, "screen")
@@ -172,7 +291,7 @@ def misses(
     """What a screen of this size can miss, measured on items where every unit was patched as well.
 
     Args:
-        rows: as `agreement`; those of one screen size for each site.
+        rows: as `screen_agreement`; those of one screen size for each site.
         screen: how many units of largest estimate an item's screen keeps.
         rng_for: gives the streams `misses/SITE/DIRECTION/QUANTITY`.
         top: the k of `missed_top`; those above the number of units are left out.
@@ -185,7 +304,7 @@ def misses(
         magnitude_share: Σ |effect| left out / Σ |effect|, a ratio of sums over items; worst: of one item.
 
     Raises:
-        InputError: as `agreement`, or screen is below 1.
+        InputError: as `screen_agreement`, or screen is below 1.
     """
     _require_positive(screen, "screen")
     lines: list[tuple[Any, ...]] = []

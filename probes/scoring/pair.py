@@ -1,4 +1,6 @@
-"""Which positions of two conditions correspond, so that one may be patched from the other.
+"""Two conditions of an item as the two runs of a patch: where they correspond, and every part of a site patched.
+
+    noise     recipient TO, donor FROM          denoise    recipient FROM, donor TO
 
     candidate      the same a× ends every condition: its positions correspond in any pair
     record         the tokens of a× in the recorded call, where both conditions have a record in the same place
@@ -16,18 +18,30 @@ elsewhere where the two lengths happen to be equal.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from mech.decoding.turn_spans import turn_end
-from mech.engine.engine import Run
+from mech.engine.engine import Engine, Run
+from mech.engine.queries import Score
 from mech.errors import InputError
+from mech.heads import HeadSet
+from mech.interventions.edits import HEAD_SITES
 from mech.models.model import Model
+from mech.patching.patch import PATCH_SITES, Part, patch_part_sets, patch_parts, sides, site_names
+from mech.patching.patterns import patch_pattern_sets, patch_patterns, pattern_names
 from probes.items.item import Item
 from probes.prompts import conditions
+from probes.prompts.conditions import AS_LONG_AS, NEARLY_AS_LONG
 from probes.prompts.wording import Wording
 from probes.scoring.record import counter, recorded_call, rendered, spans
+from probes.scoring.score import build_queries, run_alone
 
 AT = ("candidate", "record", "observation")
 EMPTY = "pre"
 """The condition that is the context alone."""
+SITES = (*PATCH_SITES, "pattern")
+_NO_SETS: Mapping[str, HeadSet] = {}
 
 
 class LengthMismatch(InputError):
@@ -59,7 +73,10 @@ def shared_positions(
     if at == "observation":
         return tuple(where[0])
     for name in reversed(pair):
-        if conditions.render(item, name, wording, counter(model))[-2]["content"] == item.failed_action:
+        if (
+            conditions.condition_messages(item, name, wording, counter(model))[-2]["content"]
+            == item.failed_action
+        ):
             return tuple(recorded_call(model, item, name, wording))
     raise InputError(f"Neither {pair[0]} nor {pair[1]} records the failed call.")
 
@@ -114,3 +131,94 @@ def require_pattern_pair(donor: str, recipient: str) -> None:
             f"Attention under {donor} cannot be put into {EMPTY}, which has no record to attend to: take the other "
             "direction alone, or compare with a condition of equal length such as neut_matched."
         )
+
+
+@dataclass(frozen=True)
+class PatchTask:
+    """Two clean runs of one item that kept what patching a site takes, and where they correspond.
+
+    Attributes:
+        item: the decision point.
+        group: site, at, from, to.
+        low: the run of `from`.
+        high: the run of `to`.
+        positions: absolute, the same in both runs; empty at the action positions.
+        wording: how a failure is written.
+    """
+
+    item: Item
+    group: tuple[str, str, str, str]
+    low: Run
+    high: Run
+    positions: tuple[int, ...]
+    wording: Wording
+
+    @classmethod
+    def of(
+        cls,
+        engine: Engine,
+        item: Item,
+        group: tuple[str, str, str, str],
+        wording: Wording,
+        candidate: str = "failed",
+    ) -> PatchTask:
+        """Run both conditions, each ended by this candidate of the item.
+
+        Raises:
+            LengthMismatch: the item's conditions do not correspond at these positions.
+            InputError: an unknown site, condition or candidate, or no record where one is asked for.
+        """
+        site, at, source, target = group
+        if site not in SITES:
+            raise InputError(f"'{site}' is not a site to patch: choose one of {', '.join(SITES)}.")
+        model = engine.model
+        positions: tuple[int, ...] = ()
+        if at != "candidate":
+            positions = shared_positions(model, item, (source, target), wording, at)
+        keep = pattern_names(model) if site == "pattern" else site_names(model, site)
+        runs = []
+        for condition in (source, target):
+            [scoring] = build_queries(model, item, [condition], wording, [candidate])
+            exact = condition not in NEARLY_AS_LONG  # the action positions correspond in any pair
+            if exact and scoring.length_mismatch and AS_LONG_AS.get(condition) in (source, target):
+                raise LengthMismatch(
+                    f"{condition} of item {item.item_id} is {scoring.length_mismatch:+d} tokens off the length of "
+                    f"{AS_LONG_AS[condition]}."
+                )
+            runs.append(run_alone(engine, scoring, keep, {at: positions} if positions else {}))
+        return cls(item, group, runs[0], runs[1], positions, wording)
+
+
+def patched(
+    engine: Engine,
+    task: PatchTask,
+    direction: str,
+    sets: Mapping[str, HeadSet] = _NO_SETS,
+    heads: HeadSet | None = None,
+) -> tuple[dict[Part, Score], dict[str, Score]]:
+    """Scores with every part of the site alone, and with every set of heads together, taken from the other run.
+
+    Args:
+        engine: its model runs.
+        task: the two runs.
+        direction: noise or denoise.
+        sets: joint sets of query heads; sites by layer have none.
+        heads: query heads to patch alone; None means every part. Of z and pattern only.
+
+    Raises:
+        InputError: an unknown direction, or as `patch_parts` and `patch_patterns`.
+    """
+    site, at, *names = task.group
+    recipient, donor, sign = sides(task.low, task.high, direction)
+    if site == "pattern":
+        theirs, ours = names if sign < 0 else reversed(names)
+        columns = pattern_columns(engine.model, task.item, (theirs, donor), (ours, recipient), task.wording)
+        single = patch_patterns(engine, recipient, donor, columns, heads)
+        joint = patch_pattern_sets(engine, recipient, donor, columns, sets)
+        return {Part(head.layer, head.head): score for head, score in single.items()}, joint
+    [known] = [one for one in PATCH_SITES if one == site]
+    chosen = None if heads is None else [Part(head.layer, head.head) for head in heads]
+    parts = patch_parts(engine, recipient, donor, known, at, task.positions, chosen)
+    if known not in HEAD_SITES:
+        return parts, {}
+    return parts, patch_part_sets(engine, recipient, donor, known, sets, at, task.positions)
