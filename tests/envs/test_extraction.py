@@ -23,8 +23,8 @@ from envs.rollout import run
 from envs.sandbox import Limits, Sandbox
 from envs.toolshed import Toolshed
 from envs.toolshed import extraction as calls
+from tests.envs.test_replies import PIECES
 from tests.rollout_cases import PHRASES, saying, streams
-from tests.test_envs_replies import PIECES
 
 SHED = Toolshed()
 PROGRAM = "def double(x):\n    return 2 * x"

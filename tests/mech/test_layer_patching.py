@@ -43,7 +43,7 @@ def pair(engine: Engine, shared: int = 0) -> tuple[Run, Run]:
 
 @pytest.mark.parametrize(
     ("family", "site", "dtype"),
-    [*((*pair, "float64") for pair in spread(KINDS)), ("llama", "resid_pre", "float32")],
+    [*((*pair, "float64") for pair in spread(tuple(KINDS))), ("llama", "resid_pre", "float32")],
 )
 def test_a_layer_sweep_equals_a_hooked_forward_per_layer(
     family: str, site: str, dtype: str, tiny_folder: FolderFactory

@@ -25,6 +25,7 @@ from mech.patching.patch import (
     patched_query,
     sweep_names,
 )
+from tests.mech.test_packed import ANSWERS, PROMPT
 from tests.mech_cases import (
     ACTION,
     HEADS,
@@ -43,7 +44,6 @@ from tests.mech_cases import (
 )
 from tests.mech_cases import one_thread as one_thread
 from tests.reference_forward import llama_forward
-from tests.test_mech_packed import ANSWERS, PROMPT
 from tests.tolerances import FP32, FP64, NATS
 
 MLP_OUT = [f"blocks.{layer}.hook_mlp_out" for layer in range(3)]

@@ -34,9 +34,9 @@ from probes.scoring.score import (
     score_item,
 )
 from tests.chat_templates import FORMS, Form, tokenizer_of
+from tests.mech.test_special_tokens import sentence_piece
 from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS
-from tests.test_mech_special_tokens import sentence_piece
 from tests.tolerances import FP64
 
 pytestmark = pytest.mark.usefixtures("exact_softmax", "one_thread")

@@ -17,9 +17,9 @@ from probes.scoring.record import rendered
 from probes.scoring.roles import ROLES, position_roles
 from probes.scoring.score import build_queries
 from tests.chat_templates import FORMS, Form, tokenizer_of
+from tests.mech.test_special_tokens import sentence_piece
 from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS
-from tests.test_mech_special_tokens import sentence_piece
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WORDING = load_wording()
