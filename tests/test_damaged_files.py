@@ -81,7 +81,7 @@ from tests.synthetic_run import write_run
 REFUSALS = (InputError, EnvironmentInputError, FigureError)
 SEED = 20260808
 RAW = "<raw>"  # opens a string whose rest stands in the JSON text as it is
-N_PLACES, N_FLIPS, N_CUTS = 6, 12, 6
+N_PLACES, N_FLIPS, N_CUTS = 6, 24, 10
 VALUES: tuple[Any, ...] = (
     *(None, True, [], [1, "x"], {}, {"x": None}, "", "x", 0, -3, 2.5, 10**30, 10**400),
     *(
