@@ -12,6 +12,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported:
 
 import pytest
 
+from tests.shape_checker import check_shapes_only
+
+check_shapes_only()  # before any room is imported
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 REFERENCE = REPOSITORY.parent / "shared" / "reference"
 REAL_MODEL = "smollm2-135m-q4"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -118,6 +119,10 @@ class Said:
         return self.err[0]
 
 
+_DONE: dict[tuple[str | bytes, ...], tuple[Said, Path]] = {}
+"""What `Shell.once` has run: command and item files → what it said and a copy of its folder."""
+
+
 @dataclass(frozen=True)
 class Shell:
     """A folder with a tiny model and an item file, and the commands on them."""
@@ -126,6 +131,7 @@ class Shell:
     model: Path
     items: Path
     reference: Path
+    shared: Path
     capture: Any
 
     def __call__(self, study: str, *words: str | Path, out: Path | str | None = "run") -> Said:
@@ -149,6 +155,25 @@ class Shell:
         """As calling, for a command that must succeed in silence."""
         said = self(study, *words, out=out)
         assert said.code == 0 and not said.err, said
+        return said
+
+    def once(self, study: str, *words: str | Path, out: Path | str = "run") -> Said:
+        """As `ran`, for a command that several tests begin with: it runs in the first, others get a copy of its folder.
+
+        Not where a test has patched what the command calls, nor for a folder that holds something already.
+        """
+        folder = self.tmp / out
+        assert not folder.exists(), "a copy would be put over what is there"
+        typed = (study, *(str(word).replace(str(self.tmp), "") for word in words))
+        key = (*typed, self.items.read_bytes(), self.reference.read_bytes())
+        if key in _DONE:
+            said, kept = _DONE[key]
+            shutil.copytree(kept, folder)
+            return said
+        said = self.ran(study, *words, out=out)
+        kept = self.shared / f"{study}-{len(_DONE)}"
+        shutil.copytree(folder, kept)
+        _DONE[key] = said, kept
         return said
 
     def path(self, name: str, out: str = "run") -> Path:
@@ -182,6 +207,7 @@ class Shell:
 @pytest.fixture
 def shell(
     tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
     tiny_folder: FolderFactory,
     capsys: pytest.CaptureFixture[str],
     one_thread: None,
@@ -200,7 +226,8 @@ def shell(
     dump_items(ITEMS[:3], items)
     reference = tmp_path / "reference.jsonl"
     dump_items(REFERENCE, reference)
-    return Shell(tmp_path, tiny_folder("llama"), items, reference, capsys)
+    shared = tmp_path_factory.getbasetemp() / "once"
+    return Shell(tmp_path, tiny_folder("llama"), items, reference, shared, capsys)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -7,12 +7,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from jaxtyping import TypeCheckError
 
 from experiments.run import run_folder as records
-from figures.labels import overlap
 from figures.load import REQUIRED
+from mech.engine.queries import Score
+from mech.patching.direct_effect import Parts
+from probes.effects.dose import among
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TESTS = REPOSITORY / "tests"
@@ -110,9 +113,13 @@ def test_figures_require_no_column_that_a_run_folder_does_not_have() -> None:
         assert set(columns) <= offered[name], name
 
 
-def test_types_in_signatures_are_checked_while_testing() -> None:
-    with pytest.raises(TypeCheckError):
-        overlap("not a box", (0.0, 0.0, 1.0, 1.0))
+def test_shapes_in_signatures_are_checked_while_testing() -> None:
+    """Of functions, of the fields of dataclasses, and where the array type has a name of its own."""
+    row, table = np.zeros(3), np.zeros((2, 3))
+    assert among(1.0, row)[3] == 3 and Score(row, row > 0).n_tokens == 3 and Parts(row, row).total == 0
+    for wrong in (lambda: among(1.0, table), lambda: Score(table, row > 0), lambda: Parts(row, table)):
+        with pytest.raises(TypeCheckError):
+            wrong()
 
 
 def skips() -> set[str]:

@@ -79,13 +79,19 @@ def margin_shift(scores: Scores) -> pd.Series:
 
 def _margin(scores: Scores, condition: str) -> pd.Series:
     """L(a×) − L(reference) under a condition; for an item without a reference, less the mean over its distractors."""
+    if condition not in scores.margins:
+        scores.margins[condition] = _margin_under(scores, condition)
+    return scores.margins[condition]
+
+
+def _margin_under(scores: Scores, condition: str) -> pd.Series:
     total = pd.Series(0.0, index=scores.logprob.index)
     number = pd.Series(0.0, index=scores.logprob.index)
     for candidate in CANDIDATES[2:]:
-        known = scores.known(candidate)
+        known = scores.known[candidate]
         total = total + scores.logp(condition, candidate).where(known, 0.0)
         number = number + known
-    reference = scores.logp(condition, "gold").where(scores.known("gold"), total / number.where(number > 0))
+    reference = scores.logp(condition, "gold").where(scores.known["gold"], total / number.where(number > 0))
     return scores.logp(condition) - reference
 
 

@@ -6,6 +6,7 @@ One line per item (and ablation), one column per (condition, candidate); NaN whe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -41,10 +42,17 @@ class Scores:
         begins = _column(self.logprob, condition, candidate)
         return begins + _column(self.end_logprob, condition, candidate) if exact else begins
 
-    def known(self, candidate: str) -> pd.Series:
-        """Whether each item has the candidate: it was scored under some condition."""
-        found = [column for column in self.logprob.columns if column[1] == candidate]
-        return self.logprob[found].notna().any(axis=1)
+    @cached_property
+    def known(self) -> dict[str, pd.Series]:
+        """Candidate → whether each item has it: it was scored under some condition."""
+        scored = self.logprob.notna()
+        names = scored.columns.get_level_values("candidate")
+        return {name: scored.loc[:, names == name].any(axis=1) for name in CANDIDATES}
+
+    @cached_property
+    def margins(self) -> dict[str, pd.Series]:
+        """Condition → margin, of those taken already: many measures ask for the same."""
+        return {}
 
     def is_greedy(self, condition: str, exact: bool = False) -> pd.Series:
         """1 where greedy decoding would begin with a× under the condition (`exact`: and stop there), else 0."""

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from types import FunctionType
@@ -35,6 +35,10 @@ HELD_BY: dict[str, tuple[str, ...]] = {
     "guard": (),
 }
 RAIDS = {**HELD_BY, "seccomp": ("seccomp",), "landlock": ("landlock",)}
+# The strongest way meets every program, each weaker one those that attack what the ways hold differently, and some.
+SAMPLED = [each for each in HOSTILE if each.needs or each.alone] + [
+    each for each in HOSTILE if not (each.needs or each.alone)
+][::6]
 NOT_HELD = {"network": "none", "files": "none", "processes": "limits"}
 ROOMY = Limits(wall_s=20.0, cpu_s=10, memory_mb=128, file_mb=1)
 TIGHT = replace(ROOMY, wall_s=1.0)
@@ -372,18 +376,17 @@ class Host:
 
 
 class Raid:
-    """All hostile programs that may be let loose under one way of holding them, run; and the host afterwards."""
+    """Hostile programs, those that may be let loose under one way of holding them, run; and the host afterwards."""
 
-    def __init__(self, folder: Path, allow: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, allow: tuple[str, ...], programs: Sequence[Hostile]) -> None:
         self.host = Host(folder)
-        self.results: dict[str, ExecResult] = {}
+        self.results: list[tuple[Hostile, ExecResult]] = []
         with Sandbox(ROOMY, 2, allow=allow) as roomy, Sandbox(TIGHT, 4, allow=allow) as tight:
             self.isolation = roomy.isolation
             for sandbox, endless in ((roomy, False), (tight, True)):
-                let_loose = [each for each in HOSTILE if each.endless is endless and self.expected(each)]
+                let_loose = [each for each in programs if each.endless is endless and self.expected(each)]
                 jobs = [(self.host.program(each), each.tests) for each in let_loose]
-                results = sandbox.run_many(jobs)
-                self.results.update(zip((each.name for each in let_loose), results, strict=True))
+                self.results += zip(let_loose, sandbox.run_many(jobs), strict=True)
             self.cookies = running(COOKIE)  # while the sandbox is open: ended with their program, not with it
         self.after, self.reached = self.host.state(), self.host.reached()
         self.host.close()
@@ -415,7 +418,8 @@ def raid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         temporary = folder / "temporary"
         temporary.mkdir(mode=0o755)
         patch.setattr(tempfile, "tempdir", str(temporary))
-        yield Raid(folder, RAIDS[request.param])
+        programs = HOSTILE if request.param == "all" else SAMPLED
+        yield Raid(folder, RAIDS[request.param], programs)
         assert list(temporary.iterdir()) == []  # no folder remains
 
 
@@ -424,21 +428,25 @@ def test_there_are_many_hostile_programs() -> None:
     assert {word for each in HOSTILE for word in each.expect + each.alone} <= set(OUTCOMES)
 
 
-@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda each: each.name)
-def test_a_hostile_program_gets_its_right_verdict(raid: Raid, hostile: Hostile) -> None:
-    expected = raid.expected(hostile)
-    if not expected:
-        pytest.skip(
-            f"never let loose here: nothing but the guard would hold its {' and '.join(hostile.needs)}"
-        )
-    result = raid.results[hostile.name]
-    assert result.outcome in expected, result
+def test_every_hostile_program_gets_its_right_verdict(raid: Raid) -> None:
+    assert len(raid.results) > 30
+    wrong = [
+        (program.name, result) for program, result in raid.results if not _is_right(raid, program, result)
+    ]
+    assert not wrong
+
+
+def _is_right(raid: Raid, hostile: Hostile, result: ExecResult) -> bool:
     limits = TIGHT if hostile.endless else ROOMY
-    assert result.wall_s < limits.wall_s + 1.0
-    assert result.n_passed <= result.n_tests == len(hostile.tests)
-    assert len(result.stdout) <= limits.output_kb << 12 and len(result.message) < 50_000
-    assert SECRET not in result.stdout + result.stderr + result.message
     repr(result).encode()  # text that can be written
+    return (
+        result.outcome in raid.expected(hostile)
+        and result.wall_s < limits.wall_s + 1.0
+        and result.n_passed <= result.n_tests == len(hostile.tests)
+        and len(result.stdout) <= limits.output_kb << 12
+        and len(result.message) < 50_000
+        and SECRET not in result.stdout + result.stderr + result.message
+    )
 
 
 def test_the_host_is_unharmed(raid: Raid) -> None:
@@ -454,7 +462,7 @@ def test_isolation_is_stated_in_known_words(raid: Raid) -> None:
     assert raid.isolation.network in ("namespace", "seccomp", "none")
     assert raid.isolation.files in ("namespace", "landlock", "none")
     assert raid.isolation.processes in ("namespace", "seccomp", "limits")
-    assert {result.isolation for result in raid.results.values()} == {raid.isolation}
+    assert {result.isolation for _, result in raid.results} == {raid.isolation}
 
 
 def test_nothing_is_claimed_that_is_not_allowed() -> None:

@@ -87,7 +87,7 @@ def test_scaling_by_one_gives_the_clean_measures(shell: Shell) -> None:
     both = shell.table("measures")
     whole, arm = (both[both["ablation"] == name]["value"].tolist() for name in ("none", "L0H1+L1H3@scale1"))
     assert whole == arm
-    shell.ran("probe", out="clean")
+    shell.once("probe", out="clean")
     assert whole == shell.table("measures", "clean")["value"].tolist()
 
 

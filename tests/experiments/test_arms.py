@@ -52,7 +52,7 @@ def test_every_arm_has_the_rows_of_a_run_of_its_own(shell: Shell) -> None:
     shell.ran("probe", *arms(*ARMS.values()))
     rows = by_label(shell.lines("scores"))
     assert list(rows)[0] == "none" and set(rows) == {"none", *ARMS}
-    shell.ran("probe", out="clean")
+    shell.once("probe", out="clean")
     assert rows["none"] == shell.lines("scores", "clean")
     for at, (label, word) in enumerate(ARMS.items()):
         shell.ran("probe", *arms(word), out=f"alone{at}")

@@ -16,7 +16,7 @@ WORDS = ["--limit", "2", "--screen", "4"]
 
 
 def test_exact_effects_are_those_of_patch_and_estimates_stand_beside_them(shell: Shell) -> None:
-    said = shell.ran("attribute", *WORDS)
+    said = shell.once("attribute", *WORDS)
     shell.ran("patch", "--limit", "2", "--k", "2")
     table = shell.logprob("attribution")
     heads = table[table["site"] == "z"].set_index(["item_id", "direction", "layer", "head"])
@@ -41,7 +41,7 @@ def test_exact_effects_are_those_of_patch_and_estimates_stand_beside_them(shell:
 
 
 def test_both_engines_and_a_killed_run_give_the_same_rows(shell: Shell) -> None:
-    shell.ran("attribute", *WORDS)
+    shell.once("attribute", *WORDS)
     shell.ran("attribute", *WORDS, "--engine", "reference", out="slow")
     fast, slow = shell.table("attribution"), shell.table("attribution", "slow")
     for name in ("effect_nats", "estimate_nats"):
@@ -53,7 +53,7 @@ def test_both_engines_and_a_killed_run_give_the_same_rows(shell: Shell) -> None:
 
 
 def test_exact_effects_that_direct_has_kept_are_taken_and_are_those_of_a_sweep(shell: Shell) -> None:
-    shell.ran("attribute", *WORDS, out="alone")
+    shell.once("attribute", *WORDS, out="alone")
     shell.ran("direct", "--limit", "1")
     said = shell.ran("attribute", *WORDS)
     assert any("exact effects of 2 rows" in line for line in said.out)
@@ -82,7 +82,7 @@ def test_totals_of_other_runs_are_not_taken(shell: Shell, what: str) -> None:
 
 
 def test_more_steps_are_other_estimates_of_the_same_effects(shell: Shell) -> None:
-    shell.ran("attribute", *WORDS)
+    shell.once("attribute", *WORDS)
     shell.ran("attribute", *WORDS, "--steps", "8", out="more")
     one, more = shell.table("attribution"), shell.table("attribution", "more")
     assert one["effect_nats"].tolist() == pytest.approx(more["effect_nats"].tolist())
@@ -90,7 +90,7 @@ def test_more_steps_are_other_estimates_of_the_same_effects(shell: Shell) -> Non
 
 
 def test_every_metric_is_the_effects_of_patch_and_the_margin_that_of_two_actions(shell: Shell) -> None:
-    shell.ran("attribute", *WORDS)
+    shell.once("attribute", *WORDS)
     shell.ran("patch", "--limit", "2", "--k", "2")
     keys = ["metric", "item_id", "direction", "layer", "head"]
     table = shell.table("attribution").query("site == 'z'").set_index(keys).sort_index()
@@ -111,7 +111,7 @@ def test_every_metric_is_the_effects_of_patch_and_the_margin_that_of_two_actions
 
 
 def test_the_report_shows_the_metric_that_is_asked_for_and_rows_do_not_depend_on_it(shell: Shell) -> None:
-    shell.ran("attribute", *WORDS)
+    shell.once("attribute", *WORDS)
     rows = shell.path("attributions.jsonl").read_bytes()
     said = shell.ran("attribute", *WORDS, "--metric", "margin")
     assert shell.path("attributions.jsonl").read_bytes() == rows and "margin:" in said.out

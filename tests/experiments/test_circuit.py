@@ -330,7 +330,7 @@ def test_the_other_environment_is_the_one_that_no_item_is_of(garden: Shell) -> N
 
 
 def test_a_stopped_run_ends_with_equal_bytes_and_a_finished_one_costs_nothing(garden: Shell) -> None:
-    garden.ran("circuit", *SMALL)
+    garden.once("circuit", *SMALL)
     whole = contents(garden.tmp / "run")
     assert garden.forwards("circuit")[0] > 0
     garden.ran("circuit", *SMALL)

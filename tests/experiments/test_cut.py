@@ -56,7 +56,7 @@ def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shel
 
 
 def test_other_pairs_and_kinds_of_controls_have_rows_of_their_own(shell: Shell) -> None:
-    shell.ran("cut", *WORDS)
+    shell.once("cut", *WORDS)
     first = shell.lines("cuts")
     more = ["--from", "neut_other", "--control-kinds", "random,previous_token,complement", "--control-k", "2"]
     said = shell.ran("cut", *WORDS, *more, "--metric", "margin")
@@ -71,7 +71,7 @@ def test_other_pairs_and_kinds_of_controls_have_rows_of_their_own(shell: Shell) 
 
 
 def test_a_killed_run_goes_on_and_another_set_is_refused(shell: Shell) -> None:
-    shell.ran("cut", *WORDS)
+    shell.once("cut", *WORDS)
     whole = shell.path("cuts.jsonl").read_bytes()
     first = whole.splitlines(keepends=True)
     shell.path("cuts.jsonl").write_bytes(b"".join(first[:5]) + first[5][:20])

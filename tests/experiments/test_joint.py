@@ -230,7 +230,7 @@ def test_a_direction_moves_as_far_and_elsewhere_and_alike_where_runs_share_a_pos
 
 def test_two_pairs_share_a_folder_and_the_ablations_of_the_condition_they_share(shell: Shell) -> None:
     some = words(shell, "--methods", "noise,denoise,mean,resample,knockout")
-    shell.ran("joint", *some)
+    shell.once("joint", *some)
     first = shell.lines("joint_sets")
     said = shell.ran("joint", *some, "--from", "neut_other", "--metric", "margin")
     both = shell.lines("joint_sets")
@@ -282,7 +282,7 @@ def test_methods_are_asked_of_the_sets_that_the_options_say() -> None:
 
 def test_a_killed_run_goes_on_and_other_sets_are_refused(shell: Shell) -> None:
     some = words(shell, "--methods", "noise,denoise,mean,resample,knockout")
-    shell.ran("joint", *some)
+    shell.once("joint", *some)
     whole, table = shell.path("joint_sets.jsonl").read_bytes(), shell.path("carried.csv").read_bytes()
     lines = whole.splitlines(keepends=True)
     shell.path("joint_sets.jsonl").write_bytes(b"".join(lines[:8]) + lines[8][:30])

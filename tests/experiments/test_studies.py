@@ -57,7 +57,7 @@ N_HEADS = 12
 
 
 def test_probe_writes_every_row_and_the_measures_of_them(shell: Shell) -> None:
-    shell.ran("probe")
+    shell.once("probe")
     rows = shell.lines("scores")
     assert [row["id"] for row in rows] == [
         f"{item.item_id}|{name}|{candidate}"
@@ -97,7 +97,7 @@ def test_probe_of_some_conditions_leaves_out_what_it_cannot_measure(shell: Shell
 def test_probe_of_two_orders_of_the_items_gives_the_same_rows(shell: Shell) -> None:
     backwards = shell.tmp / "backwards.jsonl"
     dump_items(ITEMS[2::-1], backwards)
-    shell.ran("probe")
+    shell.once("probe")
     shell.ran("probe", "--items", backwards, out="other")
     one, other = ({row["id"]: row for row in shell.lines("scores", out)} for out in ("run", "other"))
     assert one == other and list(one) != list(other)
@@ -147,7 +147,7 @@ def test_kill_9_in_the_middle_of_a_row_loses_and_doubles_nothing(shell: Shell) -
     torn = shell.path("scores.jsonl").read_bytes()
     assert torn.count(b"\n") > 14 and not torn.endswith(b"\n")  # an item, a part of the next, half a row
     assert not shell.about("probe")["done"]
-    shell.ran("probe", out="whole")
+    shell.once("probe", out="whole")
     assert shell.path("scores.jsonl", "whole").read_bytes().startswith(torn[: torn.rindex(b"\n")])
     shell.ran("probe")
     for name in ("scores.jsonl", "measures.csv", "summary.csv"):
@@ -186,7 +186,7 @@ def test_a_run_goes_on_from_its_last_whole_row(study: str, name: str, words: lis
 def test_resuming_under_another_setting_is_refused_by_its_name(
     setting: str, shell: Shell, tiny_folder: FolderFactory
 ) -> None:
-    shell.ran("probe", "--limit", "1", "--conditions", "pre")
+    shell.once("probe", "--limit", "1", "--conditions", "pre")
     given = shell.tmp / "given"
     if setting == "items":
         dump_items([replace(item, goal="Another goal.") for item in ITEMS[:3]], given)
@@ -201,7 +201,7 @@ def test_resuming_under_another_setting_is_refused_by_its_name(
 
 
 def test_a_copy_of_the_same_weights_elsewhere_is_another_setting(shell: Shell) -> None:
-    shell.ran("probe", "--limit", "1", "--conditions", "pre")
+    shell.once("probe", "--limit", "1", "--conditions", "pre")
     other = shell.tmp / "copied"
     other.symlink_to(shell.model)
     said = shell("probe", "--limit", "1", "--conditions", "pre", "--model", other)
@@ -230,7 +230,7 @@ def test_patch_takes_from_the_cache_what_probe_kept(shell: Shell) -> None:
 
 def test_a_second_probe_on_the_cache_runs_nothing(shell: Shell) -> None:
     cache = shell.tmp / "cache"
-    shell.ran("probe", out="clean")
+    shell.once("probe", out="clean")
     shell.ran("probe", "--cache", cache, out="first")
     shell.ran("probe", "--cache", cache, out="second")
     ran, saved = shell.forwards("probe", "second")
@@ -297,7 +297,7 @@ def test_a_stale_or_foreign_entry_is_refused(how: str, shell: Shell, tiny_folder
 @pytest.fixture
 def patched(shell: Shell) -> Shell:
     """All heads of three items in both directions, and two joint sets."""
-    shell.ran("patch", "--k", "2,5")
+    shell.once("patch", "--k", "2,5")
     return shell
 
 

@@ -78,14 +78,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("run"))
 
 
-@pytest.mark.parametrize(
-    ("name", "column"), [(name, column) for name in REQUIRED for column in REQUIRED[name]]
-)
-def test_a_missing_column_is_named(name: str, column: str, run: Path, tmp_path: Path) -> None:
-    assert column in read_table(run, name)
-    pd.read_csv(run / name).drop(columns=column).to_csv(tmp_path / name, index=False)
-    with pytest.raises(FigureError, match=f"{name} lacks the column {column}"):
-        read_table(tmp_path, name)
+@pytest.mark.parametrize("name", REQUIRED)
+def test_a_missing_column_is_named(name: str, run: Path, tmp_path: Path) -> None:
+    assert set(REQUIRED[name]) <= set(read_table(run, name))
+    table = pd.read_csv(run / name).head(9)
+    for column in REQUIRED[name]:
+        table.drop(columns=column).to_csv(tmp_path / name, index=False)
+        with pytest.raises(FigureError, match=f"{name} lacks the column {column}"):
+            read_table(tmp_path, name)
 
 
 def test_text_an_empty_table_and_a_file_that_is_no_table_are_refused_by_name(tmp_path: Path) -> None:

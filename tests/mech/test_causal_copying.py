@@ -29,6 +29,7 @@ from mech.models.model import Model
 from tests.induction_model import LENGTH, hand_built  # noqa: F401 - a fixture
 from tests.mech_cases import (  # noqa: F401 - a fixture
     MODELS,
+    SOME_MODELS,
     TOLERANCE,
     FolderFactory,
     exact_norms,
@@ -70,7 +71,7 @@ def test_a_query_asks_for_the_tokens_that_the_other_half_foretells() -> None:
     assert occurrence_query(bare, 0, "second") == Query((7, 8, 9, 7), (8, 9))
 
 
-@pytest.mark.parametrize(("family", "dtype"), MODELS)
+@pytest.mark.parametrize(("family", "dtype"), SOME_MODELS)
 def test_the_sweep_is_one_hooked_full_forward_a_head(
     family: str, dtype: str, tiny_folder: FolderFactory
 ) -> None:

@@ -21,7 +21,8 @@ from tests.mech_cases import (
     ACTION,
     HEADS,
     LEFT,
-    MODELS,
+    SOME,
+    SOME_MODELS,
     TOLERANCE,
     FolderFactory,
     assert_bits,
@@ -30,7 +31,6 @@ from tests.mech_cases import (
     two_runs,
 )
 from tests.mech_cases import one_thread as one_thread
-from tests.tiny_models import FAMILIES
 from tests.tolerances import FP64
 
 pytestmark = pytest.mark.usefixtures("exact_softmax", "one_thread")
@@ -62,7 +62,7 @@ def pair(engine: Engine) -> tuple[Run, Run]:
     return two_runs(engine, sweep_names(engine.model))
 
 
-@pytest.mark.parametrize(("family", "dtype"), MODELS)
+@pytest.mark.parametrize(("family", "dtype"), SOME_MODELS)
 def test_joint_scores_equal_hooked_full_forwards(family: str, dtype: str, tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, family, dtype)
     engine = Engine(model)
@@ -113,7 +113,7 @@ def test_sets_that_agree_share_their_copies(
     assert not seen
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_all_heads_carry_everything_and_none_nothing(family: str, tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, family)
     engine = Engine(model)

@@ -24,6 +24,8 @@ from tests.mech_cases import (
     LEFT,
     MODELS,
     RIGHT,
+    SOME,
+    SOME_MODELS,
     STEM,
     TOLERANCE,
     FolderFactory,
@@ -36,7 +38,7 @@ from tests.mech_cases import (
 from tests.mech_cases import one_thread as one_thread
 from tests.site_cases import CUTS, RECORD, cuts
 from tests.stock_edits import stock_logprobs
-from tests.tiny_models import FAMILIES, SLIDING_WINDOW
+from tests.tiny_models import SLIDING_WINDOW
 from tests.tolerances import FP32, FP64
 
 pytestmark = pytest.mark.usefixtures("exact_softmax", "one_thread")
@@ -84,7 +86,7 @@ def test_queries_under_one_cut_share_what_they_may_whatever_the_trunk(
         assert_scores(Engine(model).score(queries, shared), expected, FP64)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_a_cut_edge_has_no_weight_and_the_rest_of_the_row_has_it_all(
     family: str, tiny_folder: FolderFactory
 ) -> None:
@@ -106,7 +108,7 @@ def test_a_cut_edge_has_no_weight_and_the_rest_of_the_row_has_it_all(
 # --- what changes nothing -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("family", "dtype"), MODELS)
+@pytest.mark.parametrize(("family", "dtype"), SOME_MODELS)
 def test_an_edge_that_is_not_there_is_cut_without_a_bit_of_change(
     family: str, dtype: str, tiny_folder: FolderFactory
 ) -> None:

@@ -25,10 +25,12 @@ from mech.patching.patch import all_heads
 from tests.mech_cases import (
     HEADS,
     LEFT,
+    SOME,
     STEM,
     FolderFactory,
     n_torch_hooks,
     noise,
+    spread,
     tiny_model,
 )
 from tests.mech_cases import one_thread as one_thread
@@ -73,8 +75,7 @@ def kv_sequence(
     return KVSequence(model, Engine(model).prefix_cache(prefix_cache, persistent.edits), persistent)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), spread(KINDS))
 def test_cached_decoding_writes_what_full_forwards_write(
     family: str, kind: str, tiny_folder: FolderFactory
 ) -> None:
@@ -128,7 +129,7 @@ def test_it_holds_at_every_generated_token_and_not_at_the_first_alone(tiny_folde
 
 
 @pytest.mark.parametrize("kind", ["nothing", "mean at the candidate", "hidden from some", "all at once"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_a_chain_that_went_through_other_prompts_writes_the_same(
     family: str, kind: str, tiny_folder: FolderFactory
 ) -> None:
@@ -375,7 +376,7 @@ def test_the_real_model_writes_the_same_with_and_without_a_cache(smollm2: Model)
     assert len({round(values[0], 4) for values in found.values()}) == len(found)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_conversations_drawn_at_random_are_written_as_by_full_forwards(
     family: str, tiny_folder: FolderFactory
 ) -> None:

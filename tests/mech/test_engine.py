@@ -24,8 +24,9 @@ from tests.mech_cases import (
     ACTION,
     HEADS,
     LEFT,
-    MODELS,
     RIGHT,
+    SOME,
+    SOME_MODELS,
     STEM,
     TOLERANCE,
     FolderFactory,
@@ -76,7 +77,7 @@ def visible(model: Model, name: str, tensor: Tensor, where: Sequence[int]) -> Te
     return tensor.where(tensor > floor, torch.tensor(float("-inf"), dtype=model.dtype))
 
 
-@pytest.mark.parametrize(("family", "dtype"), MODELS)
+@pytest.mark.parametrize(("family", "dtype"), SOME_MODELS)
 def test_a_run_keeps_what_transformer_lens_keeps(family: str, dtype: str, tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, family, dtype)
     stock, names = stock_cache(model, QUERY), everything_names(model, *KINDS)
@@ -131,7 +132,7 @@ def test_the_heads_outputs_add_up_to_the_attention_output(
         torch.testing.assert_close(total, run.cache[f"blocks.{layer}.attn.hook_out"], rtol=0, atol=FP64)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_a_run_scores_what_the_engine_scores(family: str, tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, family)
     rows = noise(model, len(ACTION), model.d_model)
@@ -213,7 +214,7 @@ def assert_same_run(one: Run, other: Run) -> None:
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize(("family", "dtype"), MODELS)
+@pytest.mark.parametrize(("family", "dtype"), SOME_MODELS)
 @pytest.mark.parametrize("shared", [0, len(STEM)])
 def test_a_kept_run_is_the_run_and_costs_no_forward(
     shared: int, family: str, dtype: str, tiny_folder: FolderFactory, tmp_path: Path

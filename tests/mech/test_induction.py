@@ -24,7 +24,7 @@ from mech.head_scores.induction import (
 from mech.heads import Head, HeadSet
 from mech.models.model import Model
 from tests.induction_model import D_HEAD, LENGTH, VOCABULARY, built_by_hand, hand_built, saved  # noqa: F401 - a fixture
-from tests.mech_cases import FolderFactory, n_torch_hooks, one_thread, tiny_model  # noqa: F401 - a fixture
+from tests.mech_cases import SOME, FolderFactory, n_torch_hooks, one_thread, tiny_model  # noqa: F401 - a fixture
 from tests.tiny_models import FAMILIES
 from tests.tolerances import FP32, FP64
 
@@ -102,7 +102,7 @@ def test_the_whole_copying_score_of_the_hand_built_head_by_hand(hand_built: Mode
     assert found == pytest.approx(float(torch.stack(gains).mean()), rel=1e-2)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_a_random_model_has_no_induction_head(family: str, tiny_folder: FolderFactory) -> None:
     scores = scored(tiny_model(tiny_folder, family, "float32"), n_sequences=8, length=48)
     assert scores["prefix_matching"].max() < 0.2

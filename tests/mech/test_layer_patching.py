@@ -15,19 +15,20 @@ from tests.mech_cases import (
     ACTION,
     HEADS,
     LEFT,
-    MODELS,
     RIGHT,
+    SOME,
+    SOME_MODELS,
     STEM,
     TOLERANCE,
     FolderFactory,
     assert_bits,
     assert_scores,
     n_torch_hooks,
+    spread,
     tiny_model,
     two_runs,
 )
 from tests.mech_cases import one_thread as one_thread
-from tests.tiny_models import FAMILIES
 from tests.tolerances import FP64
 
 pytestmark = pytest.mark.usefixtures("exact_softmax", "one_thread")
@@ -39,10 +40,12 @@ def pair(engine: Engine, shared: int = 0) -> tuple[Run, Run]:
     return two_runs(engine, names, shared)
 
 
-@pytest.mark.parametrize(("family", "dtype"), MODELS)
-@pytest.mark.parametrize("site", LAYER_SITES)
+@pytest.mark.parametrize(
+    ("family", "site", "dtype"),
+    [*((*pair, "float64") for pair in spread(tuple(LAYER_SITES))), ("llama", "resid_pre", "float32")],
+)
 def test_a_layer_sweep_equals_a_hooked_forward_per_layer(
-    site: str, family: str, dtype: str, tiny_folder: FolderFactory
+    family: str, site: str, dtype: str, tiny_folder: FolderFactory
 ) -> None:
     model = tiny_model(tiny_folder, family, dtype)
     engine = Engine(model)
@@ -58,7 +61,7 @@ def test_a_layer_sweep_equals_a_hooked_forward_per_layer(
     assert n_torch_hooks(model) == hooks
 
 
-@pytest.mark.parametrize(("family", "dtype"), MODELS)
+@pytest.mark.parametrize(("family", "dtype"), SOME_MODELS)
 def test_the_two_ends_of_the_residual_stream_are_identities(
     family: str, dtype: str, tiny_folder: FolderFactory
 ) -> None:
@@ -75,7 +78,7 @@ def test_the_two_ends_of_the_residual_stream_are_identities(
     assert abs(donor.score.total - recipient.score.total) > 1e-2
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_a_patch_that_changes_nothing_is_exactly_zero_and_needs_no_run(
     family: str, tiny_folder: FolderFactory
 ) -> None:

@@ -11,8 +11,7 @@ from torch import Tensor
 from mech.engine.engine import Engine
 from mech.models.model import Model
 from mech.patching.means import mean_z
-from tests.mech_cases import LEFT, RIGHT, STEM, FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
-from tests.tiny_models import FAMILIES
+from tests.mech_cases import LEFT, RIGHT, SOME, STEM, FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
 from tests.tolerances import FP32, FP64
 
 pytestmark = pytest.mark.usefixtures("exact_softmax", "one_thread")
@@ -33,7 +32,7 @@ def plain_mean(model: Model, sequences: Sequence[Sequence[int]]) -> Tensor:
     return torch.stack([torch.cat(parts).mean(0) for parts in layers])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_mean_z_is_the_average_over_all_positions(family: str, tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, family)
     found = mean_z(Engine(model), SEQUENCES)

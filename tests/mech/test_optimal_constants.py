@@ -23,12 +23,12 @@ from tests.mech_cases import (  # noqa: F401 - a fixture
     HEADS,
     LEFT,
     RIGHT,
+    SOME,
     FolderFactory,
     n_torch_hooks,
     one_thread,
     tiny_model,
 )
-from tests.tiny_models import FAMILIES
 from tests.tolerances import FP64
 
 pytestmark = pytest.mark.usefixtures("exact_softmax", "one_thread")
@@ -50,7 +50,7 @@ def mean_of(model: Model) -> Tensor:
     return mean_z(Engine(model), [LEFT, RIGHT]).z
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_losses_before_and_after_are_those_of_full_forwards(family: str, tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, family)
     mean = mean_of(model)

@@ -29,6 +29,8 @@ from tests.mech_cases import (
     LEFT,
     MODELS,
     RIGHT,
+    SOME,
+    SOME_MODELS,
     STEM,
     TOLERANCE,
     FolderFactory,
@@ -38,6 +40,7 @@ from tests.mech_cases import (
     family_of_queries,
     interventions,
     noise,
+    spread,
     tiny_model,
 )
 from tests.mech_cases import one_thread as one_thread
@@ -57,8 +60,7 @@ def test_packed_equals_full_forwards(family: str, dtype: str, tiny_folder: Folde
     assert_scores(Engine(model).score(queries), reference.score(model, queries), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), spread(KINDS))
 def test_packed_equals_full_forwards_under(family: str, kind: str, tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, family)
     queries = family_of_queries(interventions(model, len(ACTION))[kind], few=True)
@@ -68,7 +70,7 @@ def test_packed_equals_full_forwards_under(family: str, kind: str, tiny_folder: 
     assert np.abs(found[0].logprobs - clean.logprobs).max() > VISIBLE
 
 
-@pytest.mark.parametrize(("family", "dtype"), MODELS)
+@pytest.mark.parametrize(("family", "dtype"), SOME_MODELS)
 def test_interventions_of_one_row_do_not_touch_each_other(
     family: str, dtype: str, tiny_folder: FolderFactory
 ) -> None:
@@ -78,7 +80,7 @@ def test_interventions_of_one_row_do_not_touch_each_other(
     assert_scores(Engine(model).score(queries), reference.score(model, queries), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_any_length_of_the_shared_prefix_gives_the_same(family: str, tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, family)
     queries = family_of_queries(few=True) + family_of_queries(scale_heads(HEADS, 0.4, "all"), few=True)
@@ -228,7 +230,7 @@ def test_a_trunk_grown_in_steps_is_the_trunk_grown_at_once(tiny_folder: FolderFa
             torch.testing.assert_close(one, other, rtol=0, atol=FP64)
 
 
-@pytest.mark.parametrize(("family", "dtype"), MODELS)
+@pytest.mark.parametrize(("family", "dtype"), SOME_MODELS)
 def test_using_a_trunk_does_not_change_it(family: str, dtype: str, tiny_folder: FolderFactory) -> None:
     """A transformers cache is mutated by every forward: the second suffix scored on one was off by 0.2."""
     engine = Engine(tiny_model(tiny_folder, family, dtype))

@@ -31,6 +31,8 @@ from tests.mech_cases import (
     LEFT,
     MODELS,
     RIGHT,
+    SOME,
+    SOME_MODELS,
     STEM,
     TOLERANCE,
     FolderFactory,
@@ -42,7 +44,6 @@ from tests.mech_cases import (
 )
 from tests.mech_cases import one_thread as one_thread
 from tests.reference_forward import llama_forward
-from tests.tiny_models import FAMILIES
 from tests.tolerances import FP32, FP64, NATS
 
 MLP_OUT = [f"blocks.{layer}.hook_mlp_out" for layer in range(3)]
@@ -113,7 +114,7 @@ def test_a_sweep_of_some_heads_is_that_part_of_the_sweep_and_changes_no_run(
         assert all(map(torch.equal, tensors, before))
 
 
-@pytest.mark.parametrize(("family", "dtype"), MODELS)
+@pytest.mark.parametrize(("family", "dtype"), SOME_MODELS)
 def test_a_patch_that_changes_nothing_is_exactly_zero(
     family: str, dtype: str, tiny_folder: FolderFactory
 ) -> None:
@@ -133,7 +134,7 @@ def test_a_patch_that_changes_nothing_is_exactly_zero(
     assert_scores(forced, [recipient.score] * len(edits), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize(("family", "dtype"), MODELS)
+@pytest.mark.parametrize(("family", "dtype"), SOME_MODELS)
 def test_on_the_slow_path_a_patch_with_its_own_z_is_exactly_zero(
     family: str, dtype: str, tiny_folder: FolderFactory
 ) -> None:
@@ -157,7 +158,7 @@ def test_on_the_slow_path_a_patch_with_its_own_z_is_exactly_zero(
         assert_bits(reference.score(model, [patched]), [clean])
 
 
-@pytest.mark.parametrize(("family", "dtype"), MODELS)
+@pytest.mark.parametrize(("family", "dtype"), SOME_MODELS)
 def test_everything_from_the_donor_gives_the_donors_score(
     family: str, dtype: str, tiny_folder: FolderFactory
 ) -> None:
@@ -173,7 +174,7 @@ def test_everything_from_the_donor_gives_the_donors_score(
         assert largest(score.total, donor.score.total) > 1e-3
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_joint_sets_equal_their_hooked_forwards(family: str, tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, family)
     engine = Engine(model)

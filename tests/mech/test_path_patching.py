@@ -26,6 +26,7 @@ from tests.mech_cases import (
     ACTION,
     LEFT,
     MODELS,
+    SOME,
     TOLERANCE,
     FolderFactory,
     assert_bits,
@@ -35,7 +36,6 @@ from tests.mech_cases import (
     tiny_model,
 )
 from tests.mech_cases import one_thread as one_thread
-from tests.tiny_models import FAMILIES
 from tests.tolerances import FP32, FP64
 
 pytestmark = pytest.mark.usefixtures("exact_softmax", "one_thread")
@@ -150,7 +150,7 @@ def test_the_packed_path_equals_hooked_full_forwards(
     assert n_torch_hooks(model) == hooks
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_a_path_that_is_not_changed_has_exactly_no_effect(family: str, tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, family)
     run = clean_run(Engine(model), *everything_names(model, "attn.hook_k"))

@@ -26,6 +26,7 @@ from tests.mech_cases import (
     ACTION,
     LEFT,
     RIGHT,
+    SOME,
     FolderFactory,
     assert_bits,
     assert_scores,
@@ -84,7 +85,7 @@ def test_queries_under_one_edit_at_given_places_share_what_they_may(
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.3])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_factors_at_every_site(
     family: str, factor: float, tiny_folder: FolderFactory, tiny_hf_model: Callable[..., Any]
 ) -> None:
@@ -104,7 +105,7 @@ def test_factors_at_every_site(
         np.testing.assert_allclose(score.logprobs, stock_logprobs(family, stock, query), rtol=0, atol=FP64)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_a_factor_of_one_at_every_site_changes_no_bit(family: str, tiny_folder: FolderFactory) -> None:
     model = tiny_model(tiny_folder, family, "float32" if family in ("llama", "gpt2") else "float64")
     kind = Intervention(
@@ -136,7 +137,7 @@ def own_values(model: Model, kept: Mapping[str, torch.Tensor], sites: tuple[Site
     return Intervention(tuple(edits))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_all_that_is_computed_taken_from_oneself_or_from_a_donor(
     family: str, tiny_folder: FolderFactory
 ) -> None:
@@ -160,7 +161,7 @@ def test_all_that_is_computed_taken_from_oneself_or_from_a_donor(
     assert abs(donor.score.total - recipient.score.total) > VISIBLE
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_the_stream_behind_a_block_is_the_stream_before_the_next(
     family: str, tiny_folder: FolderFactory
 ) -> None:

@@ -11,6 +11,7 @@ import torch
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.mech_cases import MODELS
 from tests.tiny_models import FAMILIES, SLIDING_WINDOW
 from tests.tolerances import FP32, FP64
 
@@ -19,8 +20,7 @@ TEXT = "Hello, wörld!\n  call(x='a  b')\t日本 <turn>"
 ROUTE_FP64 = {"gpt_neox": FP32}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "dtype"), MODELS)
 def test_the_bridge_gives_the_logits_of_transformers(
     family: str, dtype: str, tiny_folder: Callable[..., Path], tiny_hf_model: Callable[..., Any]
 ) -> None:

@@ -25,6 +25,7 @@ from mech.models.model import Model
 from tests.induction_model import hand_built  # noqa: F401 - a fixture
 from tests.mech_cases import (  # noqa: F401 - a fixture
     MODELS,
+    SOME_MODELS,
     TOLERANCE,
     FolderFactory,
     exact_norms,
@@ -101,7 +102,7 @@ def test_a_first_token_opened_in_another_way_has_no_match(prompt: tuple[int, ...
     assert row.record_attention == pytest.approx((0.5 + 0.7 + 0.5) / 3)  # over all of them
 
 
-@pytest.mark.parametrize(("family", "dtype"), MODELS)
+@pytest.mark.parametrize(("family", "dtype"), SOME_MODELS)
 def test_packed_over_any_trunk_and_one_full_forward_agree(
     family: str, dtype: str, tiny_folder: FolderFactory
 ) -> None:

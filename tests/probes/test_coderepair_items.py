@@ -43,15 +43,17 @@ def lines(items: list[Item]) -> list[str]:
     return [item_line(item) for item in items]
 
 
-def test_equal_seeds_give_equal_bytes_and_other_seeds_others(sandbox: Sandbox) -> None:
-    few = PROBLEMS[:2]
-    first = build_coderepair_items(5, few, sandbox=sandbox)
+def test_equal_seeds_give_equal_bytes_other_seeds_others_and_progress_is_reported(sandbox: Sandbox) -> None:
+    few = PROBLEMS[:1]
+    told: list[tuple[int, int]] = []
+    first = build_coderepair_items(5, few, sandbox=sandbox, on_progress=lambda *now: told.append(now))
+    assert told == [(1, 1)]
     assert lines(build_coderepair_items(5, few, sandbox=sandbox)) == lines(first)
     assert lines(build_coderepair_items(6, few, sandbox=sandbox)) != lines(first)
 
 
 def test_more_tasks_only_add_items(pool: Pool, sandbox: Sandbox) -> None:
-    fewer = build_coderepair_items(3, PROBLEMS, n_tasks=3, sandbox=sandbox)
+    fewer = build_coderepair_items(3, PROBLEMS, n_tasks=2, sandbox=sandbox)
     assert set(lines(fewer)) < set(lines(pool.items))
 
 
@@ -146,17 +148,11 @@ def test_the_placebo_observation_answers_the_first_distractor(pool: Pool) -> Non
 
 
 def test_a_cap_holds_for_every_operator_and_mixes_families(sandbox: Sandbox) -> None:
-    few = PROBLEMS[:4]
-    whole, capped = (build_coderepair_items(5, few, None, cap, sandbox) for cap in (None, 2))
+    few = PROBLEMS[:2]
+    whole, capped = (build_coderepair_items(5, few, None, cap, sandbox) for cap in (None, 1))
     per_operator = Counter(item.operator for item in whole)
-    assert Counter(item.operator for item in capped) == {name: min(2, n) for name, n in per_operator.items()}
+    assert Counter(item.operator for item in capped) == {name: min(1, n) for name, n in per_operator.items()}
     assert set(lines(capped)) < set(lines(whole))
-
-
-def test_progress_is_told(sandbox: Sandbox) -> None:
-    told: list[tuple[int, int]] = []
-    build_coderepair_items(5, PROBLEMS[:2], sandbox=sandbox, on_progress=lambda *now: told.append(now))
-    assert told == [(2, 2)]
 
 
 ONE_SLIP = Problem("code-9001", "Give one.", "def one():\n    return 1", ("assert one() in (1, None)",), ())
@@ -202,10 +198,10 @@ def test_every_core_condition_can_be_written(pool: Pool) -> None:
 @pytest.mark.needs_reference
 def test_items_can_be_made_of_mbpp(reference_dir: Path, sandbox: Sandbox) -> None:
     mbpp = load_problems(reference_dir / "mbpp_sanitized.json")
-    chosen = random.Random(2).sample(mbpp, 6)
+    chosen = random.Random(2).sample(mbpp, 3)
     pool = coderepair_pool(0, chosen, sandbox=sandbox)
-    assert len({item.task_id for item in pool.items}) + len(pool.left_out) == 6
-    assert len(pool.items) >= 30
+    assert len({item.task_id for item in pool.items}) + len(pool.left_out) == 3
+    assert len(pool.items) >= 15
     for item in pool.items:
         assert item.task_id.startswith("mbpp-")
         assert not any(text != text.rstrip() for text in item.candidates().values())
@@ -216,7 +212,7 @@ def test_reference_items_fail_in_this_sandbox_as_recorded(reference_dir: Path, s
     items = load_items(reference_dir / "coderepair_items.jsonl")
     slow = [item for item in items if item.error_type == "timeout"][:1]  # which take their whole time
     quick = [item for item in items if item.error_type != "timeout" and item.task_id != "mbpp-0123"]
-    sample = random.Random(7).sample(quick, 45) + slow
+    sample = random.Random(7).sample(quick, 20) + slow
     jobs = []
     for item in sample:
         tests = tuple(item.goal.split("The tests are:\n")[1].split("\n"))
