@@ -1,8 +1,9 @@
-"""README and docs: every command they name is one that the command line takes, and every link leads somewhere."""
+"""README and docs: commands are taken, Python runs, links and paths lead somewhere, generated pages are up to date."""
 
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +16,9 @@ from experiments.cli import parser
 from experiments.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")), *NOTEBOOKS]
+GENERATED = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
 LEFT_OUT = "…"  # a command that a page shortens
 
 
@@ -54,12 +57,16 @@ def test_commands_are_found_in_blocks_and_in_prose() -> None:
     assert commands(text) == ["backfire joint --k 4    --limit 2", "backfire probe --limit 3"]
 
 
+def python_blocks(page: Path) -> list[str]:
+    """The blocks of Python of a page, in order."""
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
 PYTHON = [
     (page, number, block)
     for page in PAGES
-    for number, block in enumerate(
-        re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-    )
+    if page not in NOTEBOOKS
+    for number, block in enumerate(python_blocks(page))
 ]
 
 
@@ -89,8 +96,43 @@ def test_there_are_blocks_of_python() -> None:
     assert {page.name for page, _, _ in PYTHON} >= {"README.md", "python.md"}
 
 
+@pytest.mark.real_model
+@pytest.mark.parametrize("page", NOTEBOOKS, ids=lambda page: page.stem)
+def test_the_cells_of_a_notebook_run_in_order(
+    page: Path, smollm2: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    monkeypatch.setattr(mech, "load_model", lambda name: smollm2)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    cells = python_blocks(page)
+    for number, cell in enumerate(cells):
+        exec(compile(cell, f"{page.name}-{number}", "exec"), names)
+    assert cells and capsys.readouterr().out.strip()
+
+
+def test_both_notebooks_are_jupytext_markdown() -> None:
+    assert len(NOTEBOOKS) == 2
+    for page in NOTEBOOKS:
+        assert page.read_text().startswith("---\njupyter:\n  jupytext:\n")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_relative_link_leads_to_a_file(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
     missing = [one for one in targets if "://" not in one and not (page.parent / one).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize(
+    "page", [one for one in PAGES if one.name != "CHANGELOG.md"], ids=lambda page: page.name
+)
+def test_every_path_of_the_repository_that_a_page_names_exists(page: Path) -> None:
+    named = re.findall(r"`((?:mech|probes|envs|experiments|figures|tests|docs)/[\w./-]*)`", page.read_text())
+    assert not [one for one in named if not (ROOT / one).exists()]
+
+
+@pytest.mark.parametrize("name", sorted(GENERATED))
+def test_a_generated_page_is_up_to_date(name: str) -> None:
+    assert (ROOT / "docs" / name).read_text() == GENERATED[name], "run python docs/generate.py"

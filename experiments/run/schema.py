@@ -13,14 +13,17 @@ from __future__ import annotations
 
 _INTERVAL = ("mean", "ci_lo", "ci_hi", "n", "n_clusters")
 
+# One candidate action under one condition. Rows also have ablation (the arm) and, where an ablation is drawn anew,
+# n_draws, logprob_sd and draws (by name, one value a draw): log-probabilities are then means over the draws, and
+# is_greedy is a share.
 SCORES = (
     *("id", "model", "env", "item_id", "task_id", "condition", "candidate"),
     *("logprob", "n_tokens", "is_greedy"),
-)  # and whatever else the scorer knows of a row: ablation; n_draws, logprob_sd and draws (by name, one value a draw)
-# where an ablation is drawn anew: then log-probabilities are means over the draws and is_greedy is a share
+)
 MEASURES = ("model", "env", "item_id", "task_id", "measure", "value")
 SUMMARY = ("model", "env", "measure", *_INTERVAL, "deff", "p", "p_holm", "family_size")
-HEADS = ("layer", "head")  # and one column per score
+# One row a head; after these comes one column per score.
+HEADS = ("layer", "head")
 # What was patched where: site (z, q, k, v, pattern, mlp_out or resid_pre), at (candidate, record or observation), and
 # the pair of conditions. head counts query heads: empty for k and v, which have a kv_head, and for layers.
 _PATCH = ("site", "at", "from", "to", "kv_head", "screen")
