@@ -19,5 +19,5 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Pages link pictures relative to the repository, so that they show on GitHub; the site has them beside the pages."""
+    """Pages link pictures by their path in the repository, which GitHub shows; the site has them beside the pages."""
     return markdown.replace(f"](../{PICTURES}/", f"]({PICTURES}/")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 import shlex
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,8 @@ LEFT_OUT = "…"  # a command that a page shortens
 def commands(text: str) -> list[str]:
     """Commands in code spans and in the lines of code blocks, without comments and with continued lines joined."""
     text = text.replace("\\\n", " ")
-    blocks = re.findall(r"^```(?:sh)?\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    blocks = [block for language, block in fenced if language in ("", "sh")]
     lines = [line.split("  #")[0].split(" #")[0] for block in blocks for line in block.splitlines()]
     prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
@@ -130,7 +133,30 @@ def test_every_relative_link_leads_to_a_file(page: Path) -> None:
 )
 def test_every_path_of_the_repository_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(r"`((?:mech|probes|envs|experiments|figures|tests|docs)/[\w./-]*)`", page.read_text())
-    assert not [one for one in named if not (ROOT / one).exists()]
+    missing = [one for one in named if not (ROOT / one).exists()]
+    assert not [one for one in missing if not re.search(r"NAME|GROUP", one)]
+
+
+def test_every_error_message_that_the_page_explains_is_one_of_the_code() -> None:
+    page = (ROOT / "docs" / "limits.md").read_text().split("## Error messages", 1)[1]
+    symptoms = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
+    parts = [part for one in symptoms for part in re.split(r"`<\w+>`|…|;|\(`\w+`\)|\(s\)", one)]
+    phrases = [" ".join(part.split()).strip("` ") for part in parts]
+    said = "\n".join(texts_of_the_code())
+    wrong = [phrase for phrase in phrases if phrase != "symptom" and phrase.strip("().,:") not in said]
+    assert len(phrases) > 60 and not wrong
+
+
+def texts_of_the_code() -> Iterator[str]:
+    """Every text in the packages, with a blank for what is formatted into it."""
+    for room in ("mech", "probes", "envs", "experiments"):
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+                elif isinstance(node, ast.JoinedStr):
+                    parts = [one.value if isinstance(one, ast.Constant) else "\x00" for one in node.values]
+                    yield "".join(map(str, parts))
 
 
 @pytest.mark.parametrize("name", sorted(GENERATED))
