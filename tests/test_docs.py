@@ -20,7 +20,6 @@ from experiments.commands import COMMANDS
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")), *NOTEBOOKS]
-GENERATED = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
 LEFT_OUT = "…"  # a command that a page shortens
 
 
@@ -159,6 +158,8 @@ def texts_of_the_code() -> Iterator[str]:
                     yield "".join(map(str, parts))
 
 
-@pytest.mark.parametrize("name", sorted(GENERATED))
-def test_a_generated_page_is_up_to_date(name: str) -> None:
-    assert (ROOT / "docs" / name).read_text() == GENERATED[name], "run python docs/generate.py"
+def test_generated_pages_are_up_to_date() -> None:
+    pages = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
+    assert set(pages) == {"command_line_reference.md", "run_folder.md"}
+    for name, text in pages.items():
+        assert (ROOT / "docs" / name).read_text() == text, f"{name}: run python docs/generate.py"
