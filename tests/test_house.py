@@ -146,7 +146,8 @@ def test_the_pinned_set_covers_every_requirement() -> None:
     settings = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     block = settings.split("dependencies = [", 1)[1].split("\n]", 1)[0]
     required = re.findall(r'^\s*"([\w-]+)', block, re.M)
-    optional = settings.split("test = [", 1)[1].split("]", 1)[0]
-    required += re.findall(r'"([\w-]+)', optional)
+    for group in ("test", "docs"):
+        optional = settings.split(f"\n{group} = [", 1)[1].split("]", 1)[0]
+        required += re.findall(r'"([\w-]+)', optional)
     assert len(required) > 15
     assert set(required) <= pinned, set(required) - pinned
