@@ -116,7 +116,7 @@ def test_a_model_without_a_chat_template_works_end_to_end(shell: Shell, tiny_fol
 
 KILLED = """
 import os, signal, sys
-from experiments import records
+from experiments.run import run_folder as records
 from experiments.cli import main
 
 whole, calls = records.append_bytes, []
