@@ -138,10 +138,7 @@ class Shell:
         if out is not None:
             base += ["--out", self.tmp / out]
         self.capture.readouterr()
-        try:
-            code = main([study, *map(str, [*base, *words])])
-        except SystemExit as stop:  # argparse
-            code = int(stop.code or 0)
+        code = main([study, *map(str, [*base, *words])])
         shown = self.capture.readouterr()
         return Said(code, shown.out.splitlines(), shown.err.splitlines())
 

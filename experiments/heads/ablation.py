@@ -25,16 +25,22 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from experiments.heads.ranking import ALL_SCORES
-from experiments.heads.reference_sets import MIN_REFERENCE, REFERENCE, ReferenceSet, reference_set
+from experiments.heads.reference_sets import (
+    MIN_REFERENCE,
+    REFERENCE,
+    ReferenceOptions,
+    ReferenceSet,
+    reference_set,
+)
+from experiments.heads.spec import RankedOptions
 from experiments.run.session import Session
-from experiments.run.study import Option, positive
+from experiments.run.study import Flag, options_of, positive
 from mech.engine.capture import everything_names
 from mech.engine.engine import Run
 from mech.engine.sweep import score_interventions
@@ -64,19 +70,33 @@ __all__ = [
 METHODS = ("mean", "mean-role", "resample", "zero", "scale", "optimal")
 BY_QUESTION = ("mean-role", "resample")
 """Ways whose values depend on the question."""
-ABLATE = Option(
-    "ablate",
-    str,
-    "none",
-    "an ablation beside the unablated model, repeatable: top:16, names, a head list, not:…, random:16; then @how=…",
-    repeatable=True,
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationOptions(RankedOptions, ReferenceOptions):
+    """Ablation arms beside the unablated model."""
+
+    ablate: Annotated[
+        str | tuple[str, ...],
+        Flag(
+            "an ablation beside the unablated model, repeatable: top:16, names, a head list, not:…, random:16; "
+            "then @how=…",
+            repeatable=True,
+        ),
+    ] = "none"
+    how: Annotated[str, Flag("what takes the place of their z", choices=METHODS)] = "mean"
+    where: Annotated[Literal["all", "candidate"], Flag("at all positions, or at those that predict a×")] = (
+        "all"
+    )
+    alpha: Annotated[float, Flag("with --how scale: the factor on z")] = 0.5
+    draws: Annotated[int, Flag("with --how resample: donors of every item", positive)] = 20
+
+
+_OPTIONS = {option.key: option for option in options_of(AblationOptions)}
+ABLATING = ABLATE, HOW, WHERE, ALPHA, DRAWS, BY, _ = tuple(
+    _OPTIONS[key] for key in ("ablate", "how", "where", "alpha", "draws", "by", "reference_items")
 )
-HOW = Option("how", str, "mean", "what takes the place of their z", METHODS)
-WHERE = Option("where", str, "all", "at all positions, or at those that predict a×", ("all", "candidate"))
-ALPHA = Option("alpha", float, 0.5, "with --how scale: the factor on z")
-DRAWS = Option("draws", positive, 20, "with --how resample: donors of every item")
-BY = Option("by", str, "prefix_matching", "the score that top: ranks by", ALL_SCORES)
-ABLATING: Sequence[Option] = (ABLATE, HOW, WHERE, ALPHA, DRAWS, BY, REFERENCE)
+
 
 CACHED_BYTES = 400_000_000
 """Activations of donors that are kept in memory; the oldest go first."""
@@ -353,7 +373,7 @@ class Replacement:
 
 def replacement(
     session: Session,
-    args: argparse.Namespace,
+    args: AblationOptions | argparse.Namespace,
     tasks: Collection[str] = (),
     how: str | None = None,
     reference: ReferenceSet | None = None,

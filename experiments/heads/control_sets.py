@@ -50,14 +50,14 @@ def control_kinds(text: str) -> tuple[str, ...]:
     """Read `random,damage`, `all` or `none`; each name once, in the order of KINDS.
 
     Raises:
-        argparse.ArgumentTypeError: an unknown kind.
+        ValueError: an unknown kind.
     """
     names = {part.strip() for part in text.split(",") if part.strip()}
     if names == {"all"}:
         return KINDS
     unknown = sorted(names - set(KINDS) - {"none"})
     if unknown or not names:
-        raise argparse.ArgumentTypeError(
+        raise ValueError(
             f"there is no kind of control '{unknown[0] if unknown else text}': choose from all, none, "
             + ", ".join(KINDS)
         )

@@ -14,11 +14,15 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
-from experiments.heads.ranking import ranking
+from experiments.heads.ranking import ALL_SCORES, ranking
+from experiments.run.session import require_out
+from experiments.run.study import Flag, OutOptions, SeedOptions
 from mech.errors import InputError
 from mech.head_scores.controls import control_stream, distinct_controls, layer_matched
 from mech.head_scores.head_lists import read_head_list
@@ -27,12 +31,23 @@ from mech.heads import HeadSet
 from mech.models.model import Model
 from mech.patching.patch import all_heads
 
+
+@dataclass(frozen=True, kw_only=True)
+class RankedOptions(OutOptions, SeedOptions):
+    """What top:K is ranked by; the run folder's heads.csv is read where there is one."""
+
+    by: Annotated[str, Flag("the score that top: ranks by", choices=ALL_SCORES)] = "prefix_matching"
+
+
 _TOP = re.compile(r"top:(\d+)(?:@(.+))?")
 _RANDOM = re.compile(r"random(\d*):(.+)")
 
 
 def choose_heads(
-    spec: str, model: Model, args: argparse.Namespace, rng_for: Callable[[str], np.random.Generator]
+    spec: str,
+    model: Model,
+    args: RankedOptions | argparse.Namespace,
+    rng_for: Callable[[str], np.random.Generator],
 ) -> HeadSet:
     """The heads that `spec` names in this model.
 
@@ -92,10 +107,10 @@ def displaced(sets: Mapping[str, tuple[str, HeadSet]]) -> dict[str, int]:
     return {label: count for label, count in out.items() if count}
 
 
-def _plain(spec: str, model: Model, args: argparse.Namespace) -> HeadSet:
+def _plain(spec: str, model: Model, args: RankedOptions | argparse.Namespace) -> HeadSet:
     top = _TOP.fullmatch(spec)
     if top and not top[2]:
-        scores, _ = ranking(model, args.out, args.seed, args.by)
+        scores, _ = ranking(model, require_out(args), args.seed, args.by)
         return top_heads(scores, int(top[1]), args.by)
     path = Path(top[2] if top else spec)
     if top or path.suffix == ".json" or path.is_file():

@@ -33,6 +33,8 @@ from experiments.run.study import (
     Option,
     Report,
     Study,
+    arguments,
+    keyed,
 )
 from experiments.run.tables import frame_text
 from mech.errors import InputError
@@ -61,10 +63,10 @@ def run(args: argparse.Namespace) -> Report:
         identities: dict[str, dict[str, Any]] = {}
         for name in progress(names, len(names), "models", args.quiet):
             place = out / folders[name]
-            one = argparse.Namespace(**{**vars(args), "model": name, "pre": None, "out": place})
+            one = arguments(decompose_items.STUDY, {**keyed(args), "model": name, "out": place})
             # The files behind a path may have changed since; a name means the same weights, or is refused.
             if Path(name).exists() or not is_done(place, decompose_items.STUDY.settings(one)):
-                decompose_items.measured(one)
+                decompose_items.STUDY.run(one)
                 gc.collect()  # the next model is loaded when this one is gone
             entry = read_run(place)["studies"].get("decomposition", {})
             for key, kind in (("name", str), ("n_parameters", int)):

@@ -75,11 +75,11 @@ logger = logging.getLogger(__name__)
 
 
 def hows(text: str) -> tuple[str, ...]:
-    """Read `mean,resample`; each name once, in the given order. ArgumentTypeError for an unknown name."""
+    """Read `mean,resample`; each name once, in the given order. ValueError for an unknown name."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     unknown = [name for name in names if name not in METHODS]
     if unknown or not names:
-        raise argparse.ArgumentTypeError(
+        raise ValueError(
             f"'{unknown[0] if unknown else text}' is no way to replace z: choose from {', '.join(METHODS)}"
         )
     return names

@@ -34,7 +34,7 @@ def pair(text: str) -> tuple[str, str]:
     """`pre,neut` as (from, to)."""
     parts = tuple(part.strip() for part in text.split(","))
     if len(parts) != 2 or not all(parts) or parts[0] == parts[1]:
-        raise argparse.ArgumentTypeError(f"'{text}' is not two conditions: write pre,neut")
+        raise ValueError(f"'{text}' is not two conditions: write pre,neut")
     return parts[0], parts[1]
 
 

@@ -68,7 +68,7 @@ def three_thresholds(text: str) -> tuple[int, int, int]:
     """`3,4,6`: three numbers of at least 2."""
     numbers = [positive(part) for part in text.split(",")]
     if len(numbers) != 3 or min(numbers) < 2:
-        raise argparse.ArgumentTypeError(f"{text} is not three numbers from 2 on, such as 3,4,6")
+        raise ValueError(f"{text} is not three numbers from 2 on, such as 3,4,6")
     return numbers[0], numbers[1], numbers[2]
 
 
