@@ -89,9 +89,13 @@ class Option:
             raise InputError(f"--{self.name}: {str(error).rstrip('.')}.") from error
 
 
-@functools.cache
 def options_of(config: Any) -> tuple[Option, ...]:
     """The flags of a config class, in the order of its fields."""
+    return _options(config)
+
+
+@functools.cache
+def _options(config: Any) -> tuple[Option, ...]:
     hints = get_type_hints(config, include_extras=True)
     return tuple(_option(field, hints[field.name]) for field in dataclasses.fields(config))
 
@@ -171,6 +175,12 @@ def arguments(study: Study[Any], chosen: Mapping[str, Any]) -> Any:
 def keyed(config: Any) -> dict[str, Any]:
     """The values of a config or a namespace by key, as `arguments` takes them."""
     return {name.removesuffix("_"): value for name, value in vars(config).items()}
+
+
+def narrowed(config: Any, options: type[C]) -> C:
+    """The settings that a group of options has, as that group; its defaults where the config has none."""
+    names = {option.field for option in options_of(options)}
+    return options(**{name: value for name, value in vars(config).items() if name in names})
 
 
 def changed(config: Any, **values: Any) -> Any:
@@ -334,8 +344,8 @@ class SeedOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolOptions(SeedOptions):
-    """Which items."""
+class SourceOptions(SeedOptions):
+    """Where items come from."""
 
     env: Annotated[Literal["toolshed", "coderepair", "all"], Flag("environment the items are made in")] = (
         "toolshed"
@@ -351,13 +361,19 @@ class PoolOptions(SeedOptions):
         Flag("coderepair's problems in MBPP's schema: JSON, JSON lines or a datasets folder"),
     ] = None
     items: Annotated[Path | None, Flag("items as JSON lines, instead of the environment's own")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolOptions(SourceOptions):
+    """Which items."""
+
     ids: Annotated[Path | None, Flag("JSON list of item ids to take")] = None
     limit: Annotated[int | None, Flag("take a balanced sample of this many items", positive)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ItemOptions(PoolOptions):
-    """Which items, how their transcripts are worded, and what intervals resample."""
+class WordingOptions:
+    """How transcripts are worded, and what intervals resample."""
 
     wording: Annotated[Path | None, Flag("JSON file with the wording of the conditions")] = None
     cluster: Annotated[
@@ -367,6 +383,11 @@ class ItemOptions(PoolOptions):
             presentation=True,
         ),
     ] = "task"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemOptions(WordingOptions, PoolOptions):
+    """Which items, how their transcripts are worded, and what intervals resample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -422,5 +443,4 @@ class DeltaOptions:
 ON_MODEL = MODEL, PRE, DTYPE, DEVICE, ALLOW_SPECIAL = options_of(ModelOptions)
 SEED, ENV, TEMPLATES, PROBLEMS, ITEMS, IDS, LIMIT, WORDING, CLUSTER = ON_ITEMS = options_of(ItemOptions)
 OUT, QUIET, ENGINE, CACHE = RUNNING = options_of(RunOptions)
-(METRIC,) = options_of(MetricOptions)
 (DELTA,) = options_of(DeltaOptions)
