@@ -54,12 +54,10 @@ class SearchOptions(SeedOptions):
     screen: Annotated[int, Flag("greedy: best heads by |attribution|, and as many by score", positive)] = 40
     width: Annotated[int, Flag("greedy: candidates checked a step, those of largest last gain", positive)] = 6
     repeats: Annotated[
-        int,
-        Flag("stability: pairs of halves of the training items, and other random tokens", positive),
+        int, Flag("stability: pairs of halves of the training items, and other random tokens", positive)
     ] = 10
     search_repeats: Annotated[
-        int,
-        Flag("of these, pairs in which greedy and elimination search as well", not_negative),
+        int, Flag("of these, pairs in which greedy and elimination search as well", not_negative)
     ] = 2
 
 

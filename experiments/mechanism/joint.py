@@ -85,9 +85,7 @@ class JointContext(PairContext):
 
     Attributes:
         everything: the session with all items asked for, whose streams and tasks decide sets and references.
-        methods: those asked for.
         sets: label → (kind, heads).
-        about_sets: what is recorded of them.
         reference: the reference set, where one is needed.
         puts: ablation → its replacement.
         same: hash of what, beside the pair, decides the numbers.
@@ -96,13 +94,16 @@ class JointContext(PairContext):
 
     config: JointConfig
     everything: Session
-    methods: tuple[str, ...]
     sets: Sets
-    about_sets: Mapping[str, Any]
     reference: ReferenceSet | None
     puts: Mapping[str, Replacement]
     same: str = ""
     known: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods asked for."""
+        return methods_of(self.config.methods)
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -143,9 +144,7 @@ def open_joint(config: JointConfig) -> JointContext:
         study="joint",
         config=config,
         everything=everything,
-        methods=methods,
         sets=sets,
-        about_sets=about_sets,
         reference=reference,
         puts=puts,
     )
@@ -276,7 +275,7 @@ def notes(context: JointContext, rows: pd.DataFrame) -> Sequence[str]:
     lacking = [label for label in labelled(context.config) if label not in context.kinds]
     if lacking:
         said.append(f"{len(lacking)} control sets could not be drawn: {', '.join(lacking[:4])} …")
-    missed = context.about_sets["not_reached"]
+    missed = context.recorded["not_reached"]
     if missed:
         said.append(
             f"{len(missed)} damage-matched sets cost less than the set they control, whatever their size "

@@ -72,8 +72,7 @@ class MechanismConfig(MetricOptions, SessionOptions, MethodsOptions, ReferenceOp
         ),
     ] = 8
     few: Annotated[
-        int,
-        Flag("items of the further stages: attribution, edges, patterns, layers, paths", positive),
+        int, Flag("items of the further stages: attribution, edges, patterns, layers, paths", positive)
     ] = 24
     plan: Annotated[bool, Flag("print questions, memory and time, and stop", presentation=True)] = False
 

@@ -57,11 +57,7 @@ class PlaceboConfig(MetricOptions, SessionOptions, PlaceOptions, MatchedOptions)
         int, Flag("sets of as many heads by permuted scores; 19 at least for a p of 0.05", positive)
     ] = 20
     controls: Annotated[
-        int,
-        Flag(
-            "random sets with as many heads in each layer; 0 leaves that placebo out",
-            not_negative,
-        ),
+        int, Flag("random sets with as many heads in each layer; 0 leaves that placebo out", not_negative)
     ] = 20
 
 
@@ -185,12 +181,7 @@ def units(context: PlaceboContext) -> list[PlaceboUnit]:
 def measure(context: PlaceboContext, unit: PlaceboUnit) -> list[Row]:
     """The values of a part on an item."""
     item = unit.item
-    keys = {
-        "id": unit.row_ids[0],
-        "part": unit.part,
-        "item_id": item.item_id,
-        "task_id": item.task_id,
-    }
+    keys = {"id": unit.row_ids[0], "part": unit.part, "item_id": item.item_id, "task_id": item.task_id}
     named = {"heads": str(context.own)} if unit.part == OWN else {}
     return [{**keys, **named, "values": context.parts[unit.part](item)}]
 
@@ -349,13 +340,7 @@ def padding_cuts(session: Session, item: Item) -> Values:
 def placebo_tables(context: PlaceboContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
     """placebos.csv, from all rows."""
     long = [
-        {
-            "part": row["part"],
-            "item_id": row["item_id"],
-            "task_id": row["task_id"],
-            "name": name,
-            "value": value,
-        }
+        {**{key: row[key] for key in ("part", "item_id", "task_id")}, "name": name, "value": value}
         for row in folder.rows("placebos").to_dict("records")
         for name, value in row["values"].items()
     ]
