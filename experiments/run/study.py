@@ -142,7 +142,8 @@ class Study(Generic[C]):
     @property
     def options(self) -> tuple[Option, ...]:
         """Its flags."""
-        return self.config if isinstance(self.config, tuple) else options_of(self.config)
+        config: Any = self.config
+        return config if isinstance(config, tuple) else options_of(config)
 
     def settings(self, config: Any) -> dict[str, Any]:
         """The run's identity: every setting that decides the numbers, files by the SHA-256 of their contents."""
