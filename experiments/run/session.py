@@ -25,12 +25,12 @@ from experiments.run.provenance import provenance
 from experiments.run.run_folder import RunFolder
 from experiments.run.seeds import derive, stream
 from experiments.run.study import (
-    ItemOptions,
     ModelOptions,
     OutOptions,
     PoolOptions,
     SessionOptions,
     Study,
+    WordingFileOptions,
     existing,
     to_toml,
 )
@@ -184,7 +184,7 @@ def open_session(args: SessionOptions | argparse.Namespace, one_env: bool = Fals
     return Session(engine, items, wording, lambda name: stream(args.seed, name), cluster=args.cluster)
 
 
-def read_wording(args: ItemOptions | argparse.Namespace) -> Wording:
+def read_wording(args: WordingFileOptions | argparse.Namespace) -> Wording:
     """The wording that --wording names, or the project's own."""
     path = existing(args.wording, "wording")
     return load_wording() if path is None else load_wording(path)

@@ -89,9 +89,13 @@ class Option:
             raise InputError(f"--{self.name}: {str(error).rstrip('.')}.") from error
 
 
-@functools.cache
 def options_of(config: Any) -> tuple[Option, ...]:
     """The flags of a config class, in the order of its fields."""
+    return _options(config)
+
+
+@functools.cache
+def _options(config: Any) -> tuple[Option, ...]:
     hints = get_type_hints(config, include_extras=True)
     return tuple(_option(field, hints[field.name]) for field in dataclasses.fields(config))
 
@@ -172,6 +176,12 @@ def arguments(study: Study[Any], chosen: Mapping[str, Any]) -> Any:
 def keyed(config: Any) -> dict[str, Any]:
     """The values of a config or a namespace by key, as `arguments` takes them."""
     return {name.removesuffix("_"): value for name, value in vars(config).items()}
+
+
+def narrowed(config: Any, options: type[C]) -> C:
+    """The settings that a group of options has, as that group; its defaults where the config has none."""
+    names = {option.field for option in options_of(options)}
+    return options(**{name: value for name, value in vars(config).items() if name in names})
 
 
 def changed(config: Any, **values: Any) -> Any:
@@ -312,19 +322,30 @@ def reference_items(text: str) -> int | ReferenceFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """Which model, and how it is loaded."""
+class NameOptions:
+    """Which model."""
 
     model: Annotated[str, Flag("bundled name, short name, folder, .gguf file or hub id")] = "smollm2-135m-q4"
     pre: Annotated[
         str | None,
         Flag("pre-tokenizer of a .gguf file that names none (tokenizer.ggml.pre), such as smollm or qwen2"),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How a model is loaded."""
+
     dtype: Annotated[Literal["float32", "float64", "bfloat16", "float16"], Flag("parameter type")] = "float32"
     device: Annotated[str, Flag("torch device")] = "cpu"
     allow_special_in_content: Annotated[
         bool, Flag("special tokens spelt in items, wording or replies become real ones (else they are text)")
     ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(LoadOptions, NameOptions):
+    """Which model, and how it is loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,8 +356,8 @@ class SeedOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolOptions(SeedOptions):
-    """Which items."""
+class SourceOptions(SeedOptions):
+    """Where items come from."""
 
     env: Annotated[Literal["toolshed", "coderepair", "all"], Flag("environment the items are made in")] = (
         "toolshed"
@@ -352,15 +373,27 @@ class PoolOptions(SeedOptions):
         Flag("coderepair's problems in MBPP's schema: JSON, JSON lines or a datasets folder"),
     ] = None
     items: Annotated[Path | None, Flag("items as JSON lines, instead of the environment's own")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolOptions(SourceOptions):
+    """Which items."""
+
     ids: Annotated[Path | None, Flag("JSON list of item ids to take")] = None
     limit: Annotated[int | None, Flag("take a balanced sample of this many items", positive)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ItemOptions(PoolOptions):
-    """Which items, how their transcripts are worded, and what intervals resample."""
+class WordingFileOptions:
+    """How transcripts are worded."""
 
     wording: Annotated[Path | None, Flag("JSON file with the wording of the conditions")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordingOptions(WordingFileOptions):
+    """How transcripts are worded, and what intervals resample."""
+
     cluster: Annotated[
         Literal["task", "template", "system"],
         Flag(
@@ -368,6 +401,11 @@ class ItemOptions(PoolOptions):
             presentation=True,
         ),
     ] = "task"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemOptions(WordingOptions, PoolOptions):
+    """Which items, how their transcripts are worded, and what intervals resample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,12 +417,18 @@ class OutOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(OutOptions):
-    """How a run on an engine goes."""
+class EngineOptions:
+    """Which engine."""
 
     engine: Annotated[
         Literal["packed", "reference"], Flag("reference: one hooked full forward a question")
     ] = "packed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(EngineOptions, OutOptions):
+    """How a run on an engine goes."""
+
     cache: Annotated[
         Path | None,
         Flag("folder for kept activations, read before anything is run", presentation=True),
