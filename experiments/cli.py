@@ -75,8 +75,6 @@ def _overview(words: Sequence[str]) -> int:
         lines.append(f"{group}: {about}")
         lines += [f"  {name:<15}{one.summary}" for name, one in COMMANDS.items() if one.group == group]
         lines.append("")
-    if words == ["--install-completion"]:
-        return _install_completion()
     if not words or words[0] in ("-h", "--help"):
         print("\n".join(lines).rstrip())
         return 0

@@ -34,11 +34,12 @@ from torch import Tensor
 from experiments.heads.reference_sets import (
     MIN_REFERENCE,
     REFERENCE,
+    ReferenceItemsOptions,
     ReferenceOptions,
     ReferenceSet,
     reference_set,
 )
-from experiments.heads.spec import RankedOptions
+from experiments.heads.spec import ByOptions, RankedOptions
 from experiments.run.session import Session
 from experiments.run.study import Flag, keyed, options_of, positive
 from mech.engine.capture import everything_names
@@ -90,8 +91,15 @@ class PlaceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AblationOptions(PlaceOptions, DrawsOptions, RankedOptions, ReferenceOptions):
-    """Ablation arms beside the unablated model."""
+class HowOptions(PlaceOptions):
+    """What takes the place of z, and where."""
+
+    how: Annotated[str, Flag("what takes the place of their z", choices=METHODS)] = "mean"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmOptions(HowOptions, DrawsOptions, ByOptions, ReferenceItemsOptions):
+    """Ablation arms beside the unablated model, without the pool that reference items come from."""
 
     ablate: Annotated[
         str | tuple[str, ...],
@@ -101,7 +109,11 @@ class AblationOptions(PlaceOptions, DrawsOptions, RankedOptions, ReferenceOption
             repeatable=True,
         ),
     ] = "none"
-    how: Annotated[str, Flag("what takes the place of their z", choices=METHODS)] = "mean"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationOptions(ArmOptions, RankedOptions, ReferenceOptions):
+    """Ablation arms beside the unablated model."""
 
 
 _OPTIONS = {option.key: option for option in options_of(AblationOptions)}

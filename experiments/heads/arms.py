@@ -25,6 +25,7 @@ from experiments.heads.ablation import (
     METHODS,
     WHERE,
     AblationOptions,
+    ArmOptions,
     ReferenceSet,
     Replacement,
     replacement,
@@ -134,7 +135,7 @@ class Arms:
         return {"optimal_constants": found} if found else {}
 
 
-def parse_arms(args: AblationOptions | argparse.Namespace) -> list[ArmSpec]:
+def parse_arms(args: ArmOptions | argparse.Namespace) -> list[ArmSpec]:
     """What --ablate asks for, less "none", with --how, --where and --alpha where an arm says nothing else.
 
     Raises:
@@ -249,7 +250,7 @@ def grouped(arms: Sequence[Arm], keys: Sequence[Key]) -> list[Group]:
     return [*groups, Group(sharing, tuple(keys))] if sharing else groups
 
 
-def _parse(text: str, args: AblationOptions | argparse.Namespace) -> ArmSpec:
+def _parse(text: str, args: ArmOptions | argparse.Namespace) -> ArmSpec:
     """One --ablate.
 
     Raises:

@@ -42,8 +42,8 @@ MIN_REFERENCE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReferenceOptions(PoolOptions):
-    """Where reference items come from."""
+class ReferenceItemsOptions:
+    """How many reference items, and of which file."""
 
     reference_items: Annotated[
         int | ReferenceFile,
@@ -53,6 +53,11 @@ class ReferenceOptions(PoolOptions):
             reference_items,
         ),
     ] = REFERENCE_SIZE
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceOptions(ReferenceItemsOptions, PoolOptions):
+    """Where reference items come from."""
 
 
 REFERENCE = options_of(ReferenceOptions)[-1]

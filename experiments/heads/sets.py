@@ -13,25 +13,16 @@ from experiments.heads.control_sets import KindsOptions, MatchedOptions, control
 from experiments.heads.reference_sets import ReferenceSet
 from experiments.heads.spec import choose_heads
 from experiments.run.session import Session
-from experiments.run.study import Flag, options_of, positive, whole_numbers
+from experiments.run.study import Flag, positive, whole_numbers
 from mech.errors import InputError
 from mech.heads import HeadSet
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadsOptions:
-    """Which heads."""
-
-    heads: Annotated[str, Flag("top:K by score, heads by name, a head list, not:… or random:…")] = "top:16"
-
-
-(HEADS,) = options_of(HeadsOptions)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SetsOptions(HeadsOptions, KindsOptions, MatchedOptions):
+class SetsOptions(KindsOptions, MatchedOptions):
     """Which sets of heads are taken out, and how many controls each has."""
 
+    heads: Annotated[str, Flag("top:K by score, heads by name, a head list, not:… or random:…")] = "top:16"
     k: Annotated[
         tuple[int, ...] | None,
         Flag("with top:K, the sizes of a dose curve in its place: 4,8,16,32", whole_numbers),

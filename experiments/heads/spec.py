@@ -33,10 +33,15 @@ from mech.patching.patch import all_heads
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankedOptions(OutOptions, SeedOptions):
-    """What top:K is ranked by; the run folder's heads.csv is read where there is one."""
+class ByOptions:
+    """What heads are ranked by."""
 
     by: Annotated[str, Flag("the score that top: ranks by", choices=ALL_SCORES)] = "prefix_matching"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedOptions(ByOptions, OutOptions, SeedOptions):
+    """What top:K is ranked by; the run folder's heads.csv is read where there is one."""
 
 
 _TOP = re.compile(r"top:(\d+)(?:@(.+))?")

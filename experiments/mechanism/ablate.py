@@ -121,7 +121,9 @@ class AblateContext(ItemContext):
     @cached_property
     def sequences(self) -> RepeatedTokens:
         """Repeated random tokens, on which a loss is read."""
-        return repeated_tokens(self.model, self.session.rng_for("off-target tokens"), N_SEQUENCES, LENGTH)
+        return repeated_tokens(
+            self.session.model, self.session.rng_for("off-target tokens"), N_SEQUENCES, LENGTH
+        )
 
 
 def open_ablate(config: AblateConfig) -> AblateContext:

@@ -82,7 +82,7 @@ class PathContext(PairContext):
         """Task → what stands in the senders' place, [layer, head, d_head]: `record_means`, or zero."""
         if self.config.how == "mean":
             return record_means(self.session, self.pair[1], self.config.quiet)
-        model = self.model
+        model = self.session.model
         zero = torch.zeros(
             model.n_layers, model.n_heads, model.d_head, dtype=model.dtype, device=model.device
         )

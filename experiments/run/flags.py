@@ -151,7 +151,7 @@ def _annotation(option: Option) -> Any:
             choices=option.choices,
             show_default=False if option.switch or option.default in (None, ()) else _shown(option.default),
             allow_repeating=True,
-            allow_leading_hyphen=True,
+            allow_leading_hyphen=not option.positional,
             consume_multiple=option.positional,
         ),
     ]

@@ -7,7 +7,7 @@ left out is never a zero or a NaN in a row.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -81,15 +81,9 @@ def noted(session: Session, left_out: Sequence[LeftOut]) -> Session:
     return replace(session, left_out={**session.left_out, **{one.what: (one.n, one.why) for one in left_out}})
 
 
-def write_left_out(folder: RunFolder, left_out: Session | Mapping[str, tuple[int, str]] | None) -> list[str]:
-    """Put a session's notes into left_out.csv, in the place of the study's earlier ones; the lines for its report.
-
-    Nothing is written of a study without items (None).
-    """
-    if left_out is None:
-        return []
-    found = left_out.left_out if isinstance(left_out, Session) else left_out
-    lines = [(folder.study, what, n, why) for what, (n, why) in found.items()]
+def write_left_out(folder: RunFolder, session: Session) -> list[str]:
+    """Put the session's notes into left_out.csv, in the place of the study's earlier ones; the lines for its report."""
+    lines = [(folder.study, what, n, why) for what, (n, why) in session.left_out.items()]
     table = pd.DataFrame(lines, columns=list(LEFT_OUT))
     if (folder.path / "left_out.csv").exists():
         old = folder.read_table("left_out")
@@ -97,4 +91,4 @@ def write_left_out(folder: RunFolder, left_out: Session | Mapping[str, tuple[int
         folder.write_table("left_out", table)
     elif lines:
         folder.write_table("left_out", table)
-    return [f"left out: {what}: {why}" for what, (_, why) in found.items()]
+    return [f"left out: {what}: {why}" for what, (_, why) in session.left_out.items()]

@@ -20,57 +20,21 @@ from experiments.run.run_folder import RunFolder
 from experiments.run.session import Session, about_items, open_run
 from experiments.run.study import OutOptions, Report, Study
 from experiments.run.tables import forwards_text
-from mech.engine.runs import ForwardCounter
 from mech.errors import InputError
-from mech.models.model import Model
 from probes.items.item import Item
 
 Row = dict[str, Any]
 Tables = Mapping[str, pd.DataFrame]
 
 
-class Context:
-    """What a study works with, opened once; `run_study` reads these, the study's own functions the rest."""
-
-    @property
-    def model(self) -> Model:
-        """Its identity is recorded."""
-        raise NotImplementedError
-
-    @property
-    def about(self) -> Mapping[str, Any]:
-        """Recorded in run.json beside versions and model."""
-        return {}
-
-    @property
-    def derived(self) -> Mapping[str, Any]:
-        """What decides rows as a setting does but comes from elsewhere: part of the run's identity."""
-        return {}
-
-    @property
-    def entry(self) -> str | None:
-        """The run's name in run.json, where it is not the study's."""
-        return None
-
-    @property
-    def forwards(self) -> ForwardCounter | None:
-        """The engine's count, where all that the study runs goes through one engine."""
-        return None
-
-    @property
-    def left_out(self) -> Mapping[str, tuple[int, str]] | None:
-        """Condition or measure → how many items are left out of it, and why; None where a study has no items."""
-        return None
-
-
 @dataclass(frozen=True)
-class ItemContext(Context):
-    """The context of a study of decision points.
+class ItemContext:
+    """What a study of decision points works with, opened once; `run_study` reads these, the study's functions more.
 
     Attributes:
         session: engine, items, wording.
-        recorded: what run.json says beside the items and the wording.
-        decided: `derived`.
+        recorded: what run.json says beside versions, model, items and wording.
+        decided: what decides rows as a setting does but comes from elsewhere: part of the run's identity.
     """
 
     session: Session
@@ -78,29 +42,19 @@ class ItemContext(Context):
     decided: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     @property
-    def model(self) -> Model:
-        """The session's model."""
-        return self.session.model
-
-    @property
     def about(self) -> Mapping[str, Any]:
-        """The items and the wording, and what is recorded beside them."""
+        """Recorded in run.json beside versions and model."""
         return {**about_items(self.session), **self.recorded}
 
     @property
     def derived(self) -> Mapping[str, Any]:
-        """What was decided by other things than settings."""
+        """What is decided elsewhere than in the settings."""
         return self.decided
 
     @property
-    def forwards(self) -> ForwardCounter | None:
-        """The engine's count."""
-        return self.session.engine.forwards
-
-    @property
-    def left_out(self) -> Mapping[str, tuple[int, str]] | None:
-        """The session's notes."""
-        return self.session.left_out
+    def entry(self) -> str | None:
+        """The run's name in run.json, where it is not the study's."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -118,7 +72,7 @@ class ItemUnit(Unit):
 
 
 C = TypeVar("C", bound=OutOptions)
-X = TypeVar("X", bound=Context)
+X = TypeVar("X", bound=ItemContext)
 U = TypeVar("U", bound=Unit)
 
 
@@ -164,19 +118,19 @@ def run_study(study: ItemStudy[C, X, U], config: C) -> Report:
         FloatingPointError: the model gives numbers that are not finite.
     """
     context = study.open(config)
-    with open_run(study, config, context.model, context.about, context.derived, context.entry) as folder:
+    session, counter = context.session, context.session.engine.forwards
+    with open_run(study, config, session.model, context.about, context.derived, context.entry) as folder:
         context = study.prepare(context, folder)
         measure_units(study, context, folder, config.quiet)
         tables = study.tables(context, folder)
         for name, table in tables.items():
             folder.write_table(name, table)
-        notes = [*write_left_out(folder, context.left_out), *study.notes(context, folder.rows(study.rows))]
-        counter = context.forwards
-        counts = {"forwards_run": counter.ran, "forwards_saved": counter.saved} if counter else {}
+        notes = [*write_left_out(folder, session), *study.notes(context, folder.rows(study.rows))]
+        counts = {"forwards_run": counter.ran, "forwards_saved": counter.saved}
         folder.finish({**counts, **study.extra(context, tables)})
     report = study.report(context, tables)
-    ran = [forwards_text(counter.ran, counter.saved)] if counter else []
-    return Report("\n".join([report.text, *notes, *ran, f"written to {config.out}"]), report.ok)
+    ran = forwards_text(counter.ran, counter.saved)
+    return Report("\n".join([report.text, *notes, ran, f"written to {config.out}"]), report.ok)
 
 
 def measure_units(study: ItemStudy[C, X, U], context: X, folder: RunFolder, quiet: bool) -> None:

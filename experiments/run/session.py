@@ -31,7 +31,7 @@ from experiments.run.study import (
     RunOptions,
     SessionOptions,
     Study,
-    WordingOptions,
+    WordingFileOptions,
     existing,
     to_toml,
 )
@@ -185,7 +185,7 @@ def open_session(args: SessionOptions | argparse.Namespace, one_env: bool = Fals
     return Session(engine, items, wording, lambda name: stream(args.seed, name), cluster=args.cluster)
 
 
-def read_wording(args: WordingOptions | argparse.Namespace) -> Wording:
+def read_wording(args: WordingFileOptions | argparse.Namespace) -> Wording:
     """The wording that --wording names, or the project's own."""
     path = existing(args.wording, "wording")
     return load_wording() if path is None else load_wording(path)

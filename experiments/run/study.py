@@ -146,7 +146,8 @@ class Study(Generic[C]):
     @property
     def options(self) -> tuple[Option, ...]:
         """Its flags."""
-        return self.config if isinstance(self.config, tuple) else options_of(self.config)
+        config: Any = self.config
+        return config if isinstance(config, tuple) else options_of(config)
 
     def settings(self, config: Any) -> dict[str, Any]:
         """The run's identity: every setting that decides the numbers, files by the SHA-256 of their contents."""
@@ -321,19 +322,30 @@ def reference_items(text: str) -> int | ReferenceFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """Which model, and how it is loaded."""
+class NameOptions:
+    """Which model."""
 
     model: Annotated[str, Flag("bundled name, short name, folder, .gguf file or hub id")] = "smollm2-135m-q4"
     pre: Annotated[
         str | None,
         Flag("pre-tokenizer of a .gguf file that names none (tokenizer.ggml.pre), such as smollm or qwen2"),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How a model is loaded."""
+
     dtype: Annotated[Literal["float32", "float64", "bfloat16", "float16"], Flag("parameter type")] = "float32"
     device: Annotated[str, Flag("torch device")] = "cpu"
     allow_special_in_content: Annotated[
         bool, Flag("special tokens spelt in items, wording or replies become real ones (else they are text)")
     ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(LoadOptions, NameOptions):
+    """Which model, and how it is loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,10 +384,16 @@ class PoolOptions(SourceOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WordingOptions:
-    """How transcripts are worded, and what intervals resample."""
+class WordingFileOptions:
+    """How transcripts are worded."""
 
     wording: Annotated[Path | None, Flag("JSON file with the wording of the conditions")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordingOptions(WordingFileOptions):
+    """How transcripts are worded, and what intervals resample."""
+
     cluster: Annotated[
         Literal["task", "template", "system"],
         Flag(
@@ -399,12 +417,18 @@ class OutOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(OutOptions):
-    """How a run on an engine goes."""
+class EngineOptions:
+    """Which engine."""
 
     engine: Annotated[
         Literal["packed", "reference"], Flag("reference: one hooked full forward a question")
     ] = "packed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(EngineOptions, OutOptions):
+    """How a run on an engine goes."""
+
     cache: Annotated[
         Path | None,
         Flag("folder for kept activations, read before anything is run", presentation=True),
