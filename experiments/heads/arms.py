@@ -164,7 +164,7 @@ def ablation_arms(
 
     Args:
         session: the model, and the measured items, whose tasks are no reference.
-        args: the options ABLATING, and those that the pool is read with.
+        args: the arms, and what the reference pool is read with.
         tasks: further tasks that the model is run on.
 
     Raises:
