@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
@@ -13,8 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from envs.errors import InputError as EnvironmentInputError
-from experiments.commands import COMMANDS, GROUPS
-from experiments.run.study import Study
+from experiments.commands import COMMANDS, GROUPS, RENAMED
 from mech.errors import InputError
 
 
@@ -27,13 +25,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["--version"]:
         print(f"backfire {version('backfire')}")
         return 0
+    if words == ["--install-completion"]:
+        return _install_completion()
     if not words or words[0] in ("-h", "--help") or words[0] not in COMMANDS:
         return _overview(words)
-    logging.basicConfig(format="%(message)s", stream=sys.stderr, level=logging.WARNING)
-    logging.getLogger("experiments").setLevel(logging.INFO)
-    study: Study = import_module(COMMANDS[words[0]].module).STUDY
+    from experiments.run.flags import parse
+
+    study = import_module(COMMANDS[words[0]].module).STUDY
     try:
-        report = study.run(parser(study).parse_args(words[1:]))
+        asked = parse(study, words[1:])
+        if asked.help is not None:
+            asked.help()
+            return 0
+        _log(asked.log_level)
+        report = study.run(asked.config)
     except (InputError, EnvironmentInputError) as error:
         print(f"backfire {study.name}: {error}", file=sys.stderr)
         return 2
@@ -47,55 +52,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if report.ok else 1
 
 
-def parser(study: Study) -> argparse.ArgumentParser:
-    """The study's own parser; every option is a flag with a value, but for switches and what is positional."""
-    made = argparse.ArgumentParser(
-        prog=f"backfire {study.name}",
-        description=study.summary,
-        epilog=f"example: {study.example}",
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    for option in study.options:
-        if option.positional:
-            made.add_argument(
-                option.key,
-                metavar=option.name.upper(),
-                nargs="+" if option.default is None else "*",
-                type=option.type,
-                default=option.default,
-                help=option.help,
-            )
-            continue
-        if option.switch:
-            made.add_argument(f"--{option.name}", action="store_true", dest=option.key, help=option.help)
-            continue
-        made.add_argument(
-            f"--{option.name}",
-            action=_Repeated if option.repeatable else "store",
-            dest=option.key,
-            type=option.type,
-            default=option.default,
-            choices=option.choices,
-            help=option.help,
-        )
-    return made
+def _log(level: str | None) -> None:
+    """What is logged on stderr: warnings, and of the studies also what they are at; or all of a level."""
+    logging.basicConfig(format="%(message)s", stream=sys.stderr, level=logging.WARNING)
+    logging.getLogger("experiments").setLevel(level.upper() if level else logging.INFO)
+    for room in ("mech", "probes", "envs"):
+        logging.getLogger(room).setLevel(level.upper() if level else logging.NOTSET)
 
 
-class _Repeated(argparse.Action):
-    """Collects the values of a flag that may be given several times; one that says the default adds nothing."""
+def _install_completion() -> int:
+    from experiments.run.flags import completion
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        """Put the value behind the earlier ones."""
-        earlier = getattr(namespace, self.dest)
-        if values != self.default:
-            setattr(namespace, self.dest, (*(earlier if isinstance(earlier, tuple) else ()), values))
+    try:
+        print(f"written to {completion([import_module(one.module).STUDY for one in COMMANDS.values()])}")
+    except InputError as error:
+        print(f"backfire: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 @dataclass(frozen=True)
@@ -110,7 +83,7 @@ class Flag:
 
 def flags(name: str) -> list[Flag]:
     """The options of a command in the order of its help: what docs/command_line_reference.md is generated from."""
-    study: Study = import_module(COMMANDS[name].module).STUDY
+    study: Any = import_module(COMMANDS[name].module).STUDY
     found = []
     for option in study.options:
         words = option.name.upper() if option.positional else f"--{option.name}"
@@ -131,7 +104,7 @@ def example(name: str) -> str:
 
 
 def _overview(words: Sequence[str]) -> int:
-    lines = ["usage: backfire COMMAND [--option value ...]   (backfire COMMAND --help tells the options)", ""]
+    lines = ["usage: backfire COMMAND [--option value ...]   (backfire COMMAND --help lists the options)", ""]
     for group, about in GROUPS.items():
         lines.append(f"{group}: {about}")
         lines += [f"  {name:<15}{one.summary}" for name, one in COMMANDS.items() if one.group == group]
@@ -139,6 +112,9 @@ def _overview(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print("\n".join(lines).rstrip())
         return 0
+    if words[0] in RENAMED:
+        print(f"backfire: '{words[0]}' is now '{RENAMED[words[0]]}'.", file=sys.stderr)
+        return 2
     print(f"backfire: '{words[0]}' is not a command: choose one of {', '.join(COMMANDS)}.", file=sys.stderr)
     return 2
 

@@ -5,12 +5,12 @@ doctor → items → probe → heads → patch → ablate → figures, all in on
 
 from __future__ import annotations
 
-import argparse
 import logging
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from experiments.bench import doctor
 from experiments.measure import items as make_items
@@ -21,13 +21,11 @@ from experiments.mechanism import patch as patch_heads
 from experiments.run.drawing import draw
 from experiments.run.run_folder import read_frame
 from experiments.run.study import (
-    MODEL,
-    OUT,
-    PRE,
-    QUIET,
-    SEED,
-    Option,
+    Flag,
+    NameOptions,
+    OutOptions,
     Report,
+    SeedOptions,
     Study,
     arguments,
     positive,
@@ -38,31 +36,45 @@ from mech.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-PROBED = Option("items-probed", positive, 24, "items whose Δcopy and Δsem are measured")
-PATCHED = Option("items-patched", positive, 2, "items whose every head is patched, both directions")
-ABLATED = Option("items-ablated", positive, 8, "items measured under every ablation")
-CONTROLS = Option("controls", positive, 2, "random control sets for each size")
-K = Option("k", whole_numbers, (16, 32), "sizes of the ablated sets; 16 must be among them")
+
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig(OutOptions, SeedOptions, NameOptions):
+    """What `backfire demo` is given."""
+
+    items_probed: Annotated[int, Flag("items whose Δcopy and Δsem are measured", positive)] = 24
+    items_patched: Annotated[int, Flag("items whose every head is patched, both directions", positive)] = 2
+    items_ablated: Annotated[int, Flag("items measured under every ablation", positive)] = 8
+    controls: Annotated[int, Flag("random control sets for each size", positive)] = 2
+    k: Annotated[tuple[int, ...], Flag("sizes of the ablated sets; 16 must be among them", whole_numbers)] = (
+        16,
+        32,
+    )
 
 
-def run(args: argparse.Namespace) -> Report:
+def run(config: DemoConfig) -> Report:
     """Run every study in turn, draw the figures, and say the three numbers that matter."""
-    if 16 not in args.k:
+    if 16 not in config.k:
         raise InputError("The demo reports the top 16 heads: leave 16 among the sizes of --k.")
-    out: Path = args.out or Path("runs/demo")
-    common = {"model": args.model, "pre": args.pre, "seed": args.seed, "out": out, "quiet": args.quiet}
-    steps: list[tuple[Study, dict[str, Any]]] = [
+    out: Path = config.out or Path("runs/demo")
+    common = {
+        "model": config.model,
+        "pre": config.pre,
+        "seed": config.seed,
+        "out": out,
+        "quiet": config.quiet,
+    }
+    steps: list[tuple[Study[Any], dict[str, Any]]] = [
         (doctor.STUDY, {}),
-        (make_items.STUDY, {"out": None, "limit": args.items_probed}),
-        (probe_items.STUDY, {"limit": args.items_probed}),
+        (make_items.STUDY, {"out": None, "limit": config.items_probed}),
+        (probe_items.STUDY, {"limit": config.items_probed}),
         (find_heads.STUDY, {"top": 16}),
-        (patch_heads.STUDY, {"limit": args.items_patched}),
+        (patch_heads.STUDY, {"limit": config.items_patched}),
         (
             ablate_heads.STUDY,
             {
-                "limit": args.items_ablated,
-                "k": args.k,
-                "controls": args.controls,
+                "limit": config.items_ablated,
+                "k": config.k,
+                "controls": config.controls,
                 "control_kinds": ("random",),
             },
         ),
@@ -116,10 +128,10 @@ def _percentages(lo: float, hi: float) -> str:
     return "(too few tasks for an interval)" if math.isnan(lo) or math.isnan(hi) else f"[{lo:.0%}, {hi:.0%}]"
 
 
-def _step(study: Study, args: argparse.Namespace) -> Report:
+def _step(study: Study[Any], config: Any) -> Report:
     start = time.perf_counter()
     logger.info("== %s", study.name)
-    report = study.run(args)
+    report = study.run(config)
     logger.info("== %s took %.0f s", study.name, time.perf_counter() - start)
     return report
 
@@ -128,6 +140,6 @@ STUDY = Study(
     "demo",
     "run the main job on the bundled model: measure, find heads, patch, ablate, draw",
     "backfire demo --out runs/demo",
-    (MODEL, PRE, SEED, PROBED, PATCHED, ABLATED, CONTROLS, K, OUT, QUIET),
+    DemoConfig,
     run,
 )

@@ -22,7 +22,7 @@ from probes.items.item import Item, dump_items
 FolderFactory = Callable[..., Path]
 ON_ITEMS = (
     *("probe", "decomposition", "manipulations", "scaling"),
-    *("patch", "ablate", "cut", "joint", "attribute", "placebo", "agree", "circuit"),
+    *("patch", "ablate", "knockout", "joint", "attribute", "placebo", "agree", "circuit"),
     *("direct", "layers", "path", "mechanism"),
 )
 ABLATES = ("ablate", "joint", "placebo", "mechanism", "circuit")
@@ -144,10 +144,7 @@ class Shell:
         if out is not None:
             base += ["--out", self.tmp / out]
         self.capture.readouterr()
-        try:
-            code = main([study, *map(str, [*base, *words])])
-        except SystemExit as stop:  # argparse
-            code = int(stop.code or 0)
+        code = main([study, *map(str, [*base, *words])])
         shown = self.capture.readouterr()
         return Said(code, shown.out.splitlines(), shown.err.splitlines())
 

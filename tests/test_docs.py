@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 import mech
-from experiments.cli import parser
 from experiments.commands import COMMANDS
+from experiments.run.flags import parse
+from mech.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.md"))
@@ -37,9 +38,7 @@ def commands(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_command_is_one_that_the_command_line_takes(
-    page: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_is_one_that_the_command_line_takes(page: Path) -> None:
     wrong = []
     for line in commands(page.read_text()):
         name, *words = shlex.split(line)[1:]
@@ -47,10 +46,9 @@ def test_every_command_is_one_that_the_command_line_takes(
             wrong.append(line)
             continue
         try:
-            parser(import_module(COMMANDS[name].module).STUDY).parse_args(words)
-        except SystemExit as stop:
-            if stop.code:
-                wrong.append(f"{line}: {capsys.readouterr().err.strip().splitlines()[-1]}")
+            parse(import_module(COMMANDS[name].module).STUDY, words)
+        except InputError as error:
+            wrong.append(f"{line}: {error}")
     assert not wrong, "\n".join(wrong)
 
 

@@ -13,10 +13,10 @@ scaled, and marked so. Rendering and tokenising are done beforehand for all.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -29,12 +29,10 @@ from experiments.run.places import checkpoint_cache
 from experiments.run.progress import progress
 from experiments.run.session import open_model, open_run, read_items, read_wording
 from experiments.run.study import (
-    LIMIT,
-    ON_ITEMS,
-    ON_MODEL,
-    OUT,
-    QUIET,
-    Option,
+    Flag,
+    ItemOptions,
+    ModelOptions,
+    OutOptions,
     Report,
     Study,
     positive,
@@ -52,34 +50,39 @@ from probes.prompts.conditions import parse_conditions
 from probes.prompts.wording import Wording
 from probes.scoring.score import build_queries, run_decision_point, system_length
 
-REPEATS = Option("repeats", positive, 2, "rounds; the median of a method's times counts")
-TWO = Option("limit", positive, 2, "take a balanced sample of this many items")
-SAMPLE_FULL = Option("sample-full", positive, 5, "sequences an item timed without a cache, scaled to all")
-SWEEP_ID = Option("sweep-id", str, None, "item of the head sweep; by default the first")
-SAMPLE_HEADS = Option("sample-heads", positive, 4, "heads timed by hooked full forwards, scaled to all")
-
 SIDE = 2048
 """Rows and columns of the matrices that tell the machine's rate."""
 
 
-def run(args: argparse.Namespace) -> Report:
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig(OutOptions, ItemOptions, ModelOptions):
+    """What `backfire bench` is given."""
+
+    limit: Annotated[int | None, Flag("take a balanced sample of this many items", positive)] = 2
+    repeats: Annotated[int, Flag("rounds; the median of a method's times counts", positive)] = 2
+    sample_full: Annotated[int, Flag("sequences an item timed without a cache, scaled to all", positive)] = 5
+    sweep_id: Annotated[str | None, Flag("item of the head sweep; by default the first")] = None
+    sample_heads: Annotated[int, Flag("heads timed by hooked full forwards, scaled to all", positive)] = 4
+
+
+def run(config: BenchConfig) -> Report:
     """Take the methods in turns, compare them, and with --out write bench.csv."""
-    items = read_items(args)
-    swept = select_items(read_pool(args), [args.sweep_id])[0] if args.sweep_id else items[0]
-    wording = read_wording(args)
-    model = open_model(args, wording)
+    items = read_items(config)
+    swept = select_items(read_pool(config), [config.sweep_id])[0] if config.sweep_id else items[0]
+    wording = read_wording(config)
+    model = open_model(config, wording)
     engine = Engine(model)  # without a cache folder: what is read back was not computed
     stock = load_stock(model, checkpoint_cache())
     cached = PrefixCached(stock)
-    units = [scoring_methods(engine, stock, cached, item, wording, args.sample_full) for item in items]
+    units = [scoring_methods(engine, stock, cached, item, wording, config.sample_full) for item in items]
     recipient, donor = (run_decision_point(engine, swept, name, wording) for name in ("neut", "pre"))
     units += [decoding_methods(engine, stock, item, wording) for item in items]
-    units += [sweep_methods(engine, recipient, donor, args.sample_heads), [rate_method(model)]]
-    rounds = [unit for _ in range(args.repeats) for unit in enumerate(units)]
-    table = compare(turns(progress(rounds, len(rounds), "bench", args.quiet), perf_counter))
-    if args.out is not None:
+    units += [sweep_methods(engine, recipient, donor, config.sample_heads), [rate_method(model)]]
+    rounds = [unit for _ in range(config.repeats) for unit in enumerate(units)]
+    table = compare(turns(progress(rounds, len(rounds), "bench", config.quiet), perf_counter))
+    if config.out is not None:
         about = {"item_ids": [item.item_id for item in items], "swept": swept.item_id}
-        with open_run(STUDY, args, model, {**about, "wording_sha256": wording.sha256}) as folder:
+        with open_run(STUDY, config, model, {**about, "wording_sha256": wording.sha256}) as folder:
             folder.write_table("bench", table)
             folder.finish()
     n_tokens, n_action = len(recipient.query.tokens), len(recipient.query.action)
@@ -88,7 +91,9 @@ def run(args: argparse.Namespace) -> Report:
         "decoding": f"two turns of at most 32 tokens an item, mean of {len(items)} items",
         "sweep": f"sweep of {len(all_heads(model))} heads: {n_tokens} tokens, {n_action} of them patched",
     }
-    how = f"median of {args.repeats} rounds, {torch.get_num_threads()} threads, {model.dtype}, {model.device}"
+    how = (
+        f"median of {config.repeats} rounds, {torch.get_num_threads()} threads, {model.dtype}, {model.device}"
+    )
     return Report(f"{report_text(table, titles)}\n{how}")
 
 
@@ -162,10 +167,6 @@ STUDY = Study(
     "bench",
     "time the packed engine against the usual ways, in one run, and say how near the machine's limit it is",
     "backfire bench --limit 2 --repeats 2",
-    (
-        *ON_MODEL,
-        *(TWO if option is LIMIT else option for option in ON_ITEMS),
-        *(REPEATS, SAMPLE_FULL, SWEEP_ID, SAMPLE_HEADS, OUT, QUIET),
-    ),
+    BenchConfig,
     run,
 )

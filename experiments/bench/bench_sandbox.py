@@ -6,39 +6,47 @@ verdict but its exit code: it is what the sandbox costs nothing beside.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from time import perf_counter
+from typing import Annotated
 
 from envs.coderepair.problems import Problem, bundled_problems
 from envs.sandbox import Sandbox
 from experiments.bench.bench_timing import Method, compare, turns
 from experiments.run.progress import progress
-from experiments.run.study import QUIET, Option, Report, Study, positive
-
-REPEATS = Option("repeats", positive, 3, "rounds; the median of a method's times counts")
-PROGRAMS = Option("programs", positive, 60, "bundled programs, each run once a round")
-WORKERS = Option("workers", positive, 2, "programs at a time")
+from experiments.run.study import Flag, Report, Study, positive
 
 
-def run(args: argparse.Namespace) -> Report:
+@dataclass(frozen=True, kw_only=True)
+class SandboxConfig:
+    """What `backfire bench-sandbox` is given."""
+
+    programs: Annotated[int, Flag("bundled programs, each run once a round", positive)] = 60
+    workers: Annotated[int, Flag("programs at a time", positive)] = 2
+    repeats: Annotated[int, Flag("rounds; the median of a method's times counts", positive)] = 3
+    quiet: Annotated[bool, Flag("no progress bars", presentation=True)] = False
+
+
+def run(config: SandboxConfig) -> Report:
     """Take the two ways in turns and say how many programs a second each runs."""
-    problems = bundled_problems()[: args.programs]
-    with Sandbox(workers=args.workers) as sandbox:
+    problems = bundled_problems()[: config.programs]
+    with Sandbox(workers=config.workers) as sandbox:
         methods = [
             Method("programs", "sandbox", lambda: in_sandbox(sandbox, problems)),
-            Method("programs", "a bare interpreter each", lambda: bare(problems, args.workers)),
+            Method("programs", "a bare interpreter each", lambda: bare(problems, config.workers)),
         ]
-        rounds = [unit for _ in range(args.repeats) for unit in enumerate([methods])]
-        table = compare(turns(progress(rounds, len(rounds), "bench-sandbox", args.quiet), perf_counter))
+        rounds = [unit for _ in range(config.repeats) for unit in enumerate([methods])]
+        table = compare(turns(progress(rounds, len(rounds), "bench-sandbox", config.quiet), perf_counter))
         held = sandbox.isolation
     rates = {row.method: len(problems) / row.seconds for row in table.itertuples()}
     lines = [f"{name:<26}{rate:8.1f} programs a second" for name, rate in rates.items()]
     lines += [
-        f"{len(problems)} programs, {args.workers} at a time, median of {args.repeats} rounds; all passed both ways",
+        f"{len(problems)} programs, {config.workers} at a time, median of {config.repeats} rounds; "
+        "all passed both ways",
         f"held by: network {held.network}, files {held.files}, processes {held.processes}",
     ]
     return Report("\n".join(lines))
@@ -76,6 +84,6 @@ STUDY = Study(
     "bench-sandbox",
     "programs a second through the sandbox, beside a bare interpreter for each",
     "backfire bench-sandbox --programs 60 --repeats 3",
-    (PROGRAMS, WORKERS, REPEATS, QUIET),
+    SandboxConfig,
     run,
 )

@@ -6,9 +6,10 @@ through the very functions that make the tables: `probes.stats.bootstrap`. calib
 
 from __future__ import annotations
 
-import argparse
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 
@@ -16,53 +17,62 @@ from experiments.run.progress import progress
 from experiments.run.run_folder import read_frame
 from experiments.run.seeds import stream
 from experiments.run.session import open_folder
-from experiments.run.study import OUT, QUIET, SEED, Option, Report, Study, positive, whole_numbers
+from experiments.run.study import Flag, OutOptions, Report, SeedOptions, Study, positive, whole_numbers
 from experiments.run.tables import frame_text
 from mech.errors import InputError
 from probes.stats.bootstrap import MIN_CLUSTERS
 from probes.stats.coverage import CALIBRATE, calibrate, populations, run_populations
 
-CLUSTERS = Option("clusters", whole_numbers, (6, 8, 13, 24, 48), "numbers of clusters, with commas between")
-SIMULATIONS = Option(
-    "simulations", positive, 4000, "simulations of each line; medians have a quarter of them"
-)
-DRAWS = Option("draws", positive, 2000, "bootstrap draws of each interval")
-SOURCE = Option(
-    "from",
-    Path,
-    None,
-    "run folder whose measures.csv is drawn from too, whole clusters with replacement",
-    presentation=True,
-)
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateConfig(OutOptions, SeedOptions):
+    """What `backfire calibrate` is given."""
+
+    clusters: Annotated[tuple[int, ...], Flag("numbers of clusters, with commas between", whole_numbers)] = (
+        6,
+        8,
+        13,
+        24,
+        48,
+    )
+    simulations: Annotated[
+        int, Flag("simulations of each line; medians have a quarter of them", positive)
+    ] = 4000
+    draws: Annotated[int, Flag("bootstrap draws of each interval", positive)] = 2000
+    from_: Annotated[
+        Path | None,
+        Flag(
+            "run folder whose measures.csv is drawn from too, whole clusters with replacement",
+            presentation=True,
+        ),
+    ] = None
 
 
-def run(args: argparse.Namespace) -> Report:
+def run(config: CalibrateConfig) -> Report:
     """Simulate every population with every number of clusters; the table and its worst lines."""
-    if min(args.clusters) < MIN_CLUSTERS:
+    if min(config.clusters) < MIN_CLUSTERS:
         raise InputError(f"Fewer than {MIN_CLUSTERS} clusters have neither test nor interval: ask for more.")
     chosen = populations()
     derived = {}
-    source = getattr(args, "from")
-    if source is not None:
-        measures = read_measures(source)
-        chosen = [*chosen, *run_populations(measures)]
-        derived["from_sha256"] = hashlib.sha256((source / "measures.csv").read_bytes()).hexdigest()
-    with open_folder(STUDY, args, derived=derived) as folder:
-        cells = [(one, n_clusters) for one in chosen for n_clusters in args.clusters]
+    if config.from_ is not None:
+        chosen += run_populations(read_measures(config.from_))
+        derived["from_sha256"] = hashlib.sha256((config.from_ / "measures.csv").read_bytes()).hexdigest()
+    with open_folder(STUDY, config, derived=derived) as folder:
+        cells = [(one, n_clusters) for one in chosen for n_clusters in config.clusters]
         lines = [
             calibrate(
                 one,
                 n_clusters,
-                args.simulations,
-                args.draws,
-                lambda name: stream(args.seed, f"calibrate/{name}"),
+                config.simulations,
+                config.draws,
+                lambda name: stream(config.seed, f"calibrate/{name}"),
             )
-            for one, n_clusters in progress(cells, len(cells), "calibrate", args.quiet)
+            for one, n_clusters in progress(cells, len(cells), "calibrate", config.quiet)
         ]
         table = pd.DataFrame(lines, columns=list(CALIBRATE))
         folder.write_table("calibrate", table)
         folder.finish({"n_lines": len(table)})
-    return Report(f"{text(table)}\nwritten to {args.out}")
+    return Report(f"{text(table)}\nwritten to {config.out}")
 
 
 def read_measures(source: Path) -> pd.DataFrame:
@@ -100,6 +110,6 @@ STUDY = Study(
     "calibrate",
     "simulate how often the tests err and the intervals miss, with few clusters of skewed values",
     "backfire calibrate --simulations 4000 --from runs/first --out runs/calibrate",
-    (CLUSTERS, SIMULATIONS, DRAWS, SOURCE, SEED, OUT, QUIET),
+    CalibrateConfig,
     run,
 )

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 
 from experiments.run.places import checkpoint_cache
 from experiments.run.provenance import provenance
 from experiments.run.session import read_wording
-from experiments.run.study import ON_MODEL, WORDING, Report, Study
+from experiments.run.study import ModelOptions, Report, Study, WordingFileOptions
 from mech.load import examine_model
 from probes.scoring.transcript_checks import transcript_checks
 
 
-def run(args: argparse.Namespace) -> Report:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DoctorConfig(WordingFileOptions, ModelOptions):
+    """What `backfire doctor` is given."""
+
+
+def run(config: DoctorConfig) -> Report:
     """Load the model without refusing it, and try all that studies ask of it; not ok when a check failed."""
-    wording = read_wording(args)
+    wording = read_wording(config)
     model, checks = examine_model(
-        args.model, dtype=args.dtype, device=args.device, cache_dir=checkpoint_cache(), pre=args.pre
+        config.model, dtype=config.dtype, device=config.device, cache_dir=checkpoint_cache(), pre=config.pre
     )
-    model = dataclasses.replace(model, special_in_content=args.allow_special_in_content)
+    model = dataclasses.replace(model, special_in_content=config.allow_special_in_content)
     if all(check.passed for check in checks):
         checks = [*checks, *transcript_checks(model, wording)]
     made_with = provenance({})
@@ -51,6 +55,6 @@ STUDY = Study(
     "doctor",
     "print versions and identity, and run every check of a model, its tokenizer and its chat template",
     "backfire doctor --model smollm2-135m-q4",
-    (*ON_MODEL, WORDING),
+    DoctorConfig,
     run,
 )

@@ -25,16 +25,23 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from experiments.heads.ranking import ALL_SCORES
-from experiments.heads.reference_sets import MIN_REFERENCE, REFERENCE, ReferenceSet, reference_set
+from experiments.heads.reference_sets import (
+    MIN_REFERENCE,
+    REFERENCE,
+    ReferenceItemsOptions,
+    ReferenceOptions,
+    ReferenceSet,
+    reference_set,
+)
+from experiments.heads.spec import ByOptions, RankedOptions
 from experiments.run.session import Session
-from experiments.run.study import Option, positive
+from experiments.run.study import Flag, keyed, options_of, positive
 from mech.engine.capture import everything_names
 from mech.engine.engine import Run
 from mech.engine.sweep import score_interventions
@@ -64,19 +71,56 @@ __all__ = [
 METHODS = ("mean", "mean-role", "resample", "zero", "scale", "optimal")
 BY_QUESTION = ("mean-role", "resample")
 """Ways whose values depend on the question."""
-ABLATE = Option(
-    "ablate",
-    str,
-    "none",
-    "an ablation beside the unablated model, repeatable: top:16, names, a head list, not:…, random:16; then @how=…",
-    repeatable=True,
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawsOptions:
+    """How many donors stand in for an item."""
+
+    draws: Annotated[int, Flag("with --how resample: donors of every item", positive)] = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceOptions:
+    """Where z is replaced, and by what factor it is scaled."""
+
+    where: Annotated[Literal["all", "candidate"], Flag("at all positions, or at those that predict a×")] = (
+        "all"
+    )
+    alpha: Annotated[float, Flag("with --how scale: the factor on z")] = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class HowOptions(PlaceOptions):
+    """What takes the place of z, and where."""
+
+    how: Annotated[str, Flag("what takes the place of their z", choices=METHODS)] = "mean"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmOptions(HowOptions, DrawsOptions, ByOptions, ReferenceItemsOptions):
+    """Ablation arms beside the unablated model, without the pool that reference items come from."""
+
+    ablate: Annotated[
+        str | tuple[str, ...],
+        Flag(
+            "an ablation beside the unablated model, repeatable: top:16, names, a head list, not:…, random:16; "
+            "then @how=…",
+            repeatable=True,
+        ),
+    ] = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationOptions(ArmOptions, RankedOptions, ReferenceOptions):
+    """Ablation arms beside the unablated model."""
+
+
+_OPTIONS = {option.key: option for option in options_of(AblationOptions)}
+ABLATING = ABLATE, HOW, WHERE, ALPHA, DRAWS, BY, _ = tuple(
+    _OPTIONS[key] for key in ("ablate", "how", "where", "alpha", "draws", "by", "reference_items")
 )
-HOW = Option("how", str, "mean", "what takes the place of their z", METHODS)
-WHERE = Option("where", str, "all", "at all positions, or at those that predict a×", ("all", "candidate"))
-ALPHA = Option("alpha", float, 0.5, "with --how scale: the factor on z")
-DRAWS = Option("draws", positive, 20, "with --how resample: donors of every item")
-BY = Option("by", str, "prefix_matching", "the score that top: ranks by", ALL_SCORES)
-ABLATING: Sequence[Option] = (ABLATE, HOW, WHERE, ALPHA, DRAWS, BY, REFERENCE)
+
 
 CACHED_BYTES = 400_000_000
 """Activations of donors that are kept in memory; the oldest go first."""
@@ -301,7 +345,7 @@ class Replacement:
             return replace_heads(heads, self.z, place)
         return scale_heads(heads, self.alpha, place)
 
-    def intervention(self, heads: HeadSet | None, args: argparse.Namespace) -> Intervention:
+    def intervention(self, heads: HeadSet | None, args: PlaceOptions | argparse.Namespace) -> Intervention:
         """These heads taken out where `args.where` says; InputError as `fixed`."""
         return self.fixed(heads, args.where)
 
@@ -353,7 +397,7 @@ class Replacement:
 
 def replacement(
     session: Session,
-    args: argparse.Namespace,
+    args: ReferenceOptions | argparse.Namespace,
     tasks: Collection[str] = (),
     how: str | None = None,
     reference: ReferenceSet | None = None,
@@ -363,7 +407,7 @@ def replacement(
 
     Args:
         session: the model, the wording, and the measured items, whose tasks are no reference.
-        args: `how`, `alpha`, `draws`, `seed`, `reference_items`, and what the pool is read with.
+        args: `reference_items` and what the pool is read with; `how`, `alpha` and `draws` where these are needed.
         tasks: as in `reference_set`.
         how: one of METHODS; None takes `args.how`.
         reference: the reference set, where it is at hand; None draws it.
@@ -372,13 +416,14 @@ def replacement(
     Raises:
         InputError: as `reference_set`.
     """
-    how = args.how if how is None else how
+    values = keyed(args)
+    how = str(values["how"]) if how is None else how
     if how not in METHODS:
         raise InputError(f"'{how}' is not a way to replace z: choose from {', '.join(METHODS)}.")
     if how in ("zero", "scale"):
-        return Replacement(how, alpha=args.alpha if how == "scale" else 0.0)
+        return Replacement(how, alpha=values["alpha"] if how == "scale" else 0.0)
     found = reference_set(session, args, tasks) if reference is None else reference
-    draws = getattr(args, "draws", DRAWS.default) if how == "resample" else 1
+    draws = values.get("draws", DRAWS.default) if how == "resample" else 1
     about: dict[str, Any] = {**found.about, "how": how}
     mean = found.mean_z(session.engine) if how in ("mean", "optimal") else None
     if mean is not None:

@@ -14,17 +14,28 @@ import argparse
 import hashlib
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.heads.ablation import DRAWS, HOW, METHODS, WHERE, ReferenceSet, Replacement, replacement
+from experiments.heads.ablation import (
+    DRAWS,
+    HOW,
+    METHODS,
+    WHERE,
+    AblationOptions,
+    ArmOptions,
+    ReferenceSet,
+    Replacement,
+    replacement,
+)
 from experiments.heads.spec import choose_heads
 from experiments.run.session import Session
+from experiments.run.study import changed
 from mech.errors import InputError
 from mech.heads import HeadSet
-from probes.scoring.score import ScoringQuery
+from probes.scoring.score import ScoringQuery, row_id
 from probes.stats.layout import UNABLATED
 
 PLACES = WHERE.choices or ()
@@ -124,7 +135,7 @@ class Arms:
         return {"optimal_constants": found} if found else {}
 
 
-def parse_arms(args: argparse.Namespace) -> list[ArmSpec]:
+def parse_arms(args: ArmOptions | argparse.Namespace) -> list[ArmSpec]:
     """What --ablate asks for, less "none", with --how, --where and --alpha where an arm says nothing else.
 
     Raises:
@@ -146,12 +157,14 @@ def parse_arms(args: argparse.Namespace) -> list[ArmSpec]:
     return specs
 
 
-def ablation_arms(session: Session, args: argparse.Namespace, tasks: Collection[str] = ()) -> Arms:
+def ablation_arms(
+    session: Session, args: AblationOptions | argparse.Namespace, tasks: Collection[str] = ()
+) -> Arms:
     """The arms that the options ask for, the unablated model first; what takes the place of z is computed once a way.
 
     Args:
         session: the model, and the measured items, whose tasks are no reference.
-        args: the options ABLATING, and those that the pool is read with.
+        args: the arms, and what the reference pool is read with.
         tasks: further tasks that the model is run on.
 
     Raises:
@@ -175,7 +188,7 @@ def ablation_arms(session: Session, args: argparse.Namespace, tasks: Collection[
         seen[same] = spec.text
         way = (spec.how, spec.draws, spec.alpha if spec.how == "scale" else None)
         if way not in instead:
-            settings = argparse.Namespace(**{**vars(args), "alpha": spec.alpha, "draws": spec.draws})
+            settings = changed(args, alpha=spec.alpha, draws=spec.draws)
             instead[way] = replacement(session, settings, tasks, how=spec.how, reference=reference)
             reference = reference or instead[way].reference
         put = instead[way]
@@ -190,7 +203,35 @@ def ablation_arms(session: Session, args: argparse.Namespace, tasks: Collection[
     return Arms(tuple(arms), {"ablations": about}, {"ablations": derived})
 
 
-def grouped(arms: Sequence[Arm], questions: Sequence[ScoringQuery]) -> Iterator[list[ScoringQuery]]:
+Key = tuple[str, str]
+"""Condition and candidate: what a question asks about."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Questions of one item that are scored together: these of it, under each of these arms."""
+
+    arms: tuple[Arm, ...]
+    keys: tuple[Key, ...]
+
+    def row_ids(self, item_id: str) -> tuple[str, ...]:
+        """The ids of its rows."""
+        return tuple(row_id(item_id, *key, arm.label) for arm in self.arms for key in self.keys)
+
+    def build_queries(self, questions: Sequence[ScoringQuery]) -> list[ScoringQuery]:
+        """The questions, given as those of the unablated model, under the arms; condition by condition.
+
+        Raises:
+            InputError: as `Arm.build_queries`.
+        """
+        under = [arm.build_queries(questions) for arm in self.arms]
+        names = dict.fromkeys(condition for condition, _ in self.keys)
+        return [
+            scoring for name in names for asked in under for scoring in asked if scoring.condition == name
+        ]
+
+
+def grouped(arms: Sequence[Arm], keys: Sequence[Key]) -> list[Group]:
     """The questions of an item under every arm, in the groups in which they are scored.
 
     The whole model's are by themselves, and so are those of an arm that acts on the prompt, which is run under it:
@@ -199,21 +240,17 @@ def grouped(arms: Sequence[Arm], questions: Sequence[ScoringQuery]) -> Iterator[
     that act at the action positions only leave the prompts as they are, and share them: condition by condition, so that
     neighbours have one prompt.
     """
+    groups = []
     for arm in arms:
         if arm.shares == "arm":
-            yield arm.build_queries(questions)
+            groups.append(Group((arm,), tuple(keys)))
         elif arm.shares == "nothing":
-            for question in questions:
-                yield arm.build_queries([question])
-    sharing = [arm.build_queries(questions) for arm in arms if arm.shares == "prompts"]
-    if sharing:
-        names = dict.fromkeys(scoring.condition for scoring in questions)
-        yield [
-            scoring for name in names for asked in sharing for scoring in asked if scoring.condition == name
-        ]
+            groups += [Group((arm,), (key,)) for key in keys]
+    sharing = tuple(arm for arm in arms if arm.shares == "prompts")
+    return [*groups, Group(sharing, tuple(keys))] if sharing else groups
 
 
-def _parse(text: str, args: argparse.Namespace) -> ArmSpec:
+def _parse(text: str, args: ArmOptions | argparse.Namespace) -> ArmSpec:
     """One --ablate.
 
     Raises:

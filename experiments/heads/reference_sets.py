@@ -15,12 +15,20 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 from experiments.run.item_pools import read_pool
 from experiments.run.seeds import py_stream
 from experiments.run.session import Session
-from experiments.run.study import REFERENCE_SIZE, Option, ReferenceFile, existing, reference_items
+from experiments.run.study import (
+    REFERENCE_SIZE,
+    Flag,
+    PoolOptions,
+    ReferenceFile,
+    existing,
+    options_of,
+    reference_items,
+)
 from mech.engine.engine import Engine
 from mech.errors import InputError
 from mech.patching.means import MeanZ, mean_z
@@ -31,12 +39,28 @@ from probes.scoring.score import build_queries
 MIN_REFERENCE = (
     30  # different contexts; fewer (unless fewer are asked for) say more of those than of contexts
 )
-REFERENCE = Option(
-    "reference-items",
-    reference_items,
-    REFERENCE_SIZE,
-    "N, FILE or N@FILE: items of other tasks (means, donors, constants are from them), and a file to draw them from",
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceItemsOptions:
+    """How many reference items, and of which file."""
+
+    reference_items: Annotated[
+        int | ReferenceFile,
+        Flag(
+            "N, FILE or N@FILE: items of other tasks (means, donors, constants are from them), and a file to draw "
+            "them from",
+            reference_items,
+        ),
+    ] = REFERENCE_SIZE
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceOptions(ReferenceItemsOptions, PoolOptions):
+    """Where reference items come from."""
+
+
+REFERENCE = options_of(ReferenceOptions)[-1]
 
 _Prompt = tuple[int, ...]
 
@@ -98,7 +122,9 @@ class ReferenceSet:
         return found if self.file is None else {**found, "file": self.file}
 
 
-def reference_set(session: Session, args: argparse.Namespace, tasks: Collection[str] = ()) -> ReferenceSet:
+def reference_set(
+    session: Session, args: ReferenceOptions | argparse.Namespace, tasks: Collection[str] = ()
+) -> ReferenceSet:
     """The reference items of `args.reference_items`, of the measured items' environments and of other tasks.
 
     In item files two tasks may have one text, so there an item with the context of a measured one is left out as well.

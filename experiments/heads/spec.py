@@ -13,26 +13,46 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
-from experiments.heads.ranking import ranking
+from experiments.heads.ranking import ALL_SCORES, ranking
+from experiments.run.session import require_out
+from experiments.run.study import Flag, OutOptions, SeedOptions
 from mech.errors import InputError
-from mech.head_scores.controls import control_stream, distinct_controls, layer_matched
+from mech.head_scores.controls import control_stream, layer_matched
 from mech.head_scores.head_lists import read_head_list
 from mech.head_scores.induction import top_heads
 from mech.heads import HeadSet
 from mech.models.model import Model
 from mech.patching.patch import all_heads
 
+
+@dataclass(frozen=True, kw_only=True)
+class ByOptions:
+    """What heads are ranked by."""
+
+    by: Annotated[str, Flag("the score that top: ranks by", choices=ALL_SCORES)] = "prefix_matching"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedOptions(ByOptions, OutOptions, SeedOptions):
+    """What top:K is ranked by; the run folder's heads.csv is read where there is one."""
+
+
 _TOP = re.compile(r"top:(\d+)(?:@(.+))?")
 _RANDOM = re.compile(r"random(\d*):(.+)")
 
 
 def choose_heads(
-    spec: str, model: Model, args: argparse.Namespace, rng_for: Callable[[str], np.random.Generator]
+    spec: str,
+    model: Model,
+    args: RankedOptions | argparse.Namespace,
+    rng_for: Callable[[str], np.random.Generator],
 ) -> HeadSet:
     """The heads that `spec` names in this model.
 
@@ -60,42 +80,10 @@ def choose_heads(
     return _plain(spec, model, args).check(model.n_layers, model.n_heads)
 
 
-def ranked_sets(
-    model: Model, args: argparse.Namespace, rng_for: Callable[[str], np.random.Generator]
-) -> dict[str, tuple[str, HeadSet]]:
-    """Label → (kind, heads): the best k heads for each of `args.k`, then `args.controls` random sets of their layers.
-
-    The ranking is computed or read once. `top16/random3` is the set that `random3:top:16` names, or, where an earlier
-    draw gave the same set, another draw: the controls of a size differ from one another, so that p counts sets;
-    there are fewer where the model has no more.
-
-    Raises:
-        InputError: more heads are asked for than the model has, or none are left for a control.
-    """
-    scores, _ = ranking(model, args.out, args.seed, args.by)
-    sets: dict[str, tuple[str, HeadSet]] = {}
-    for k in args.k:
-        heads = top_heads(scores, k, args.by)
-        sets[f"top{k}"] = ("selected", heads)
-        found = distinct_controls(heads, model.n_layers, model.n_heads, args.controls, rng_for)
-        sets.update({f"top{k}/random{draw}": ("random", one.heads) for draw, one in enumerate(found)})
-    return sets
-
-
-def displaced(sets: Mapping[str, tuple[str, HeadSet]]) -> dict[str, int]:
-    """Control → how many of its heads had to come from another layer than the ones that they stand for."""
-    out = {}
-    for label, (kind, heads) in sets.items():
-        if kind != "selected":
-            own, wanted = heads.per_layer(), sets[label.rpartition("/")[0]][1].per_layer()
-            out[label] = sum(max(0, len(those) - len(own.get(layer, ()))) for layer, those in wanted.items())
-    return {label: count for label, count in out.items() if count}
-
-
-def _plain(spec: str, model: Model, args: argparse.Namespace) -> HeadSet:
+def _plain(spec: str, model: Model, args: RankedOptions | argparse.Namespace) -> HeadSet:
     top = _TOP.fullmatch(spec)
     if top and not top[2]:
-        scores, _ = ranking(model, args.out, args.seed, args.by)
+        scores, _ = ranking(model, require_out(args), args.seed, args.by)
         return top_heads(scores, int(top[1]), args.by)
     path = Path(top[2] if top else spec)
     if top or path.suffix == ".json" or path.is_file():

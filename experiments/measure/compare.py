@@ -11,9 +11,9 @@ Reads rows and tables only; no model is loaded.
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
 
@@ -21,46 +21,68 @@ from experiments.measure.compare_items import compare_items
 from experiments.rollout.compare_doses import compare_doses, is_rollout
 from experiments.run.durable import replace
 from experiments.run.run_folder import read_frame
-from experiments.run.study import Option, Report, Study, positive_number
+from experiments.run.study import Flag, Report, Study, positive_number
 from experiments.run.tables import frame_text, interval_text
 from mech.errors import InputError
 from probes.measures.compare import compare, disagreements, only_ours
 from probes.stats.summaries import check_summary
 
-RUNS = Option("run", str, (), "run folders with a summary.csv, or folders of rollout", positional=True)
-PAPER = Option("paper", Path, None, "the published summary: model, env, measure, mean, ci_lo, ci_hi, n, …")
-NAMES = Option("names", str, "", "OURS=PAPERS,…: other names than ours without an ending -q4")
-ITEM_RUN = Option("items", Path, None, "compare single items: the run folder whose scores.jsonl is compared")
-PUBLISHED = Option("published", Path, None, "with --items: published scores or measures, csv or JSON lines")
-WITHIN = Option(
-    *("within", positive_number, None, "with --items: exit 1 if a difference is larger than this many nats"),
-    presentation=True,
-)
-FILE = Option(
-    *("out", Path, None, "csv file to write; by default one in the first run named for what is compared"),
-    presentation=True,
-)
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig:
+    """What `backfire compare` is given."""
+
+    run: Annotated[
+        tuple[str, ...],
+        Flag("run folders with a summary.csv, or folders of rollout", str, positional=True),
+    ] = ()
+    paper: Annotated[
+        Path | None, Flag("the published summary: model, env, measure, mean, ci_lo, ci_hi, n, …")
+    ] = None
+    names: Annotated[str, Flag("OURS=PAPERS,…: other names than ours without an ending -q4")] = ""
+    items: Annotated[
+        Path | None, Flag("compare single items: the run folder whose scores.jsonl is compared")
+    ] = None
+    published: Annotated[
+        Path | None, Flag("with --items: published scores or measures, csv or JSON lines")
+    ] = None
+    within: Annotated[
+        float | None,
+        Flag(
+            "with --items: exit 1 if a difference is larger than this many nats",
+            positive_number,
+            presentation=True,
+        ),
+    ] = None
+    out: Annotated[
+        Path | None,
+        Flag(
+            "csv file to write; by default one in the first run named for what is compared", presentation=True
+        ),
+    ] = None
 
 
-def run(args: argparse.Namespace) -> Report:
+def run(config: CompareConfig) -> Report:
     """Read the tables, write the comparison, and say how much agrees."""
-    _refuse_mixture(args)
-    if args.items is not None:
-        return compare_items(args.items, args.published, parse_names(args.names), args.within, args.out)
-    if not args.run:
+    _refuse_mixture(config)
+    if config.items is not None and config.published is not None:
+        return compare_items(
+            config.items, config.published, parse_names(config.names), config.within, config.out
+        )
+    if not config.run:
         raise InputError("Name run folders, or one with --items: backfire compare RUN … --paper FILE.")
-    if args.paper is None and all(is_rollout(Path(one)) for one in args.run):
-        return compare_doses([Path(one) for one in dict.fromkeys(args.run)], args.out)
-    if args.paper is None:
+    if config.paper is None and all(is_rollout(Path(one)) for one in config.run):
+        return compare_doses([Path(one) for one in dict.fromkeys(config.run)], config.out)
+    if config.paper is None:
         raise InputError("Name the published table with --paper FILE.")
-    runs = list(dict.fromkeys(args.run))
-    paper = read_summary(args.paper)
+    runs = list(dict.fromkeys(config.run))
+    paper = read_summary(config.paper)
     ours = pd.concat(
         [read_summary(Path(one) / "summary.csv").assign(run=one) for one in runs], ignore_index=True
     )
-    names = parse_names(args.names)
+    names = parse_names(config.names)
     table = compare(ours, paper, names)
-    target = args.out or Path(runs[0]) / "compare.csv"
+    target = config.out or Path(runs[0]) / "compare.csv"
     replace(target, table.to_csv(index=False, lineterminator="\n"))
     parts = [_block(group) for _, group in table.groupby(["model", "env"], sort=False)]
     differing = disagreements(table)
@@ -72,13 +94,13 @@ def run(args: argparse.Namespace) -> Report:
     return Report("\n\n".join(parts))
 
 
-def _refuse_mixture(args: argparse.Namespace) -> None:
+def _refuse_mixture(config: CompareConfig) -> None:
     """Raise for options that do not belong together."""
-    if args.items is not None and (args.run or args.paper is not None):
+    if config.items is not None and (config.run or config.paper is not None):
         raise InputError("--items compares one run with --published FILE: leave out other runs and --paper.")
-    if args.items is not None and args.published is None:
+    if config.items is not None and config.published is None:
         raise InputError("Name the published scores with --published FILE.")
-    if args.items is None and (args.published is not None or args.within is not None):
+    if config.items is None and (config.published is not None or config.within is not None):
         raise InputError("--published and --within belong to --items RUN.")
 
 
@@ -158,6 +180,6 @@ STUDY = Study(
     "compare",
     "put finished runs beside published numbers: summaries, or the scores of single items",
     "backfire compare runs/core runs/extended --paper paper_summary.csv",
-    (RUNS, PAPER, NAMES, ITEM_RUN, PUBLISHED, WITHIN, FILE),
+    CompareConfig,
     run,
 )

@@ -9,17 +9,15 @@ intervals, by operator, error family, template and step, and which tokens of a×
 
 from __future__ import annotations
 
-import argparse
-
 import pandas as pd
 
-from experiments.heads.ablation import ABLATING
 from experiments.heads.arms import ablation_arms, parse_arms
-from experiments.measure.measuring import Tables, derive, score_all
-from experiments.run.left_out import conditions_of, noted, of_candidates, of_conditions, write_left_out
-from experiments.run.session import about_items, open_run, open_session
-from experiments.run.study import DELTA, ON_ITEMS, ON_MODEL, RUNNING, Report, Study
-from experiments.run.tables import arms_text, estimate_text, forwards_text, summary_text, whole_model
+from experiments.measure.measuring import Scoring, ScoringOptions, arms_of, scoring_study
+from experiments.run.left_out import conditions_of, noted, of_candidates, of_conditions
+from experiments.run.run_study import Tables
+from experiments.run.session import open_session
+from experiments.run.study import Report
+from experiments.run.tables import arms_text, estimate_text, summary_text, whole_model
 from probes.prompts.conditions import CORE
 from probes.scoring.score import DISTRACTORS_IN
 from probes.stats.families import family_lines
@@ -49,46 +47,37 @@ SHOWN = (
 )
 
 
-def run(args: argparse.Namespace) -> Report:
-    """Score what is missing, derive the tables, and print the split of each environment."""
-    tables, forwards = measured(args)
-    return Report(f"{text(tables)}\n{forwards}\nwritten to {args.out}")
-
-
-def measured(args: argparse.Namespace) -> tuple[Tables, str]:
-    """The study without its report: the tables, then what was left out and how much of the model was run."""
-    parse_arms(args)  # a mistake there costs nothing
-    session = open_session(args)
+def open_decomposition(config: ScoringOptions) -> Scoring:
+    """The session; the conditions and measures that items cannot have are noted."""
+    parse_arms(config)  # a mistake there costs nothing
+    session = open_session(config)
     session = noted(session, [*of_conditions(session.items, NAMES), *of_candidates(session.items, four=True)])
-    arms = ablation_arms(session, args)
-    with open_run(STUDY, args, session.model, {**about_items(session), **arms.about}, arms.derived) as folder:
-        score_all(
-            folder,
-            session,
-            lambda item: conditions_of(item, NAMES),
-            DISTRACTORS_IN,
-            args.quiet,
-            arms.arms,
-        )
-        tables = derive(folder, session, args.delta, arms.labels)
-        notes = [*write_left_out(folder, session), *arms.notes]
-        forwards = session.engine.forwards
-        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved, **arms.fitted})
-    return tables, "\n".join([*notes, forwards_text(forwards.ran, forwards.saved)])
+    return Scoring(
+        session,
+        names_of=lambda item: conditions_of(item, NAMES),
+        distractors_in=DISTRACTORS_IN,
+        arms=ablation_arms(session, config),
+        delta=config.delta,
+    )
 
 
-def text(tables: Tables) -> str:
+def report(_: Scoring, tables: Tables) -> Report:
     """The headline measures and the derived quantities of every environment."""
     parts: list[str] = []
-    for env, summary in whole_model(tables.summary).groupby("env", sort=True):
+    split, arms = whole_model(tables["decomposition"]), arms_of(tables)
+    for env, summary in whole_model(tables["summary"]).groupby("env", sort=True):
         chosen = summary[summary["measure"].isin(SHOWN)]
         ordered = chosen.set_index("measure").reindex(
             [name for name in SHOWN if name in set(chosen["measure"])]
         )
-        split = whole_model(tables.decomposition[tables.decomposition["env"] == env])
-        parts += [f"== {env}", summary_text(ordered.reset_index()), "", estimate_text(_named(split))]
-        parts += [*arms_text(tables.arms[tables.arms["env"] == env], SHOWN), ""]
-    return "\n".join([*parts, *family_lines(tables.summary, "headline")])
+        parts += [
+            f"== {env}",
+            summary_text(ordered.reset_index()),
+            "",
+            estimate_text(_named(split[split["env"] == env])),
+        ]
+        parts += [*arms_text(arms[arms["env"] == env], SHOWN), ""]
+    return Report("\n".join([*parts, *family_lines(tables["summary"], "headline")]))
 
 
 def _named(split: pd.DataFrame) -> pd.DataFrame:
@@ -97,10 +86,11 @@ def _named(split: pd.DataFrame) -> pd.DataFrame:
     ]
 
 
-STUDY = Study(
+STUDY = scoring_study(
     "decomposition",
     "split the damage into copy and meaning, with intervals, by error family and by token",
     "backfire decomposition --env all --limit 48 --out runs/split",
-    (*ON_MODEL, *ON_ITEMS, *ABLATING, DELTA, *RUNNING),
-    run,
+    ScoringOptions,
+    open_decomposition,
+    report,
 )

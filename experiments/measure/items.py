@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from experiments.run.left_out import of_candidates, of_conditions
 from experiments.run.session import read_items
-from experiments.run.study import ENV, IDS, ITEMS, LIMIT, PROBLEMS, SEED, TEMPLATES, Option, Report, Study
+from experiments.run.study import Flag, PoolOptions, Report, Study
 from probes.items.item import FRAME, dump_items
 from probes.prompts.conditions import CONDITIONS
 
-FILE = Option("out", Path, None, "file to write the items to", presentation=True)
+
+@dataclass(frozen=True, kw_only=True)
+class ItemsConfig(PoolOptions):
+    """What `backfire items` is given."""
+
+    out: Annotated[Path | None, Flag("file to write the items to", presentation=True)] = None
 
 
-def run(args: argparse.Namespace) -> Report:
+def run(config: ItemsConfig) -> Report:
     """Make (or read and select) items; write them where --out says."""
-    items = read_items(args)
+    items = read_items(config)
     environments = ", ".join(sorted({item.env for item in items}))
     lines = [f"{len(items)} items, {len({item.task_id for item in items})} tasks, environment {environments}"]
     for title, counts in (
@@ -39,9 +45,9 @@ def run(args: argparse.Namespace) -> Report:
     lines += [
         f"{one.what}: {one.why}" for one in [*of_conditions(items, tuple(CONDITIONS)), *of_candidates(items)]
     ]
-    if args.out is not None:
-        dump_items(items, args.out)
-        lines.append(f"written to {args.out}")
+    if config.out is not None:
+        dump_items(items, config.out)
+        lines.append(f"written to {config.out}")
     return Report("\n".join(lines))
 
 
@@ -54,6 +60,6 @@ STUDY = Study(
     "items",
     "make the environment's decision points and show what is in them",
     "backfire items --seed 0 --out items.jsonl",
-    (ENV, TEMPLATES, PROBLEMS, ITEMS, IDS, LIMIT, SEED, FILE),
+    ItemsConfig,
     run,
 )

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
-from experiments.heads.arms import WHOLE, Arm, grouped
+from experiments.heads.ablation import AblationOptions
+from experiments.heads.arms import Arms, Group, grouped
 from experiments.run.durable import naming
-from experiments.run.progress import progress
 from experiments.run.run_folder import RunFolder
-from experiments.run.session import Session
-from mech.errors import InputError
-from mech.interventions.intervention import NOTHING
+from experiments.run.run_study import ItemContext, ItemStudy, ItemUnit, Row, Tables
+from experiments.run.study import DeltaOptions, Report, SessionOptions
 from probes.items.item import Item
 from probes.measures.ablation_arms import ARMS, ArmTable, arm_contrasts, by_arm, labelled
 from probes.measures.breakdowns import breakdown, item_attributes, small_cells
@@ -28,88 +27,104 @@ from probes.measures.manipulations import length_match, manipulations
 from probes.measures.measures import measure
 from probes.measures.profiles import profiles
 from probes.prompts.conditions import AS_LONG_AS
-from probes.scoring.score import ScoringQuery, build_queries, question, row_id, score_asks, scored
+from probes.scoring.score import ScoringQuery, build_queries, question, score_asks, scored
 from probes.stats.bootstrap import summarise
 from probes.stats.layout import UNABLATED
 
 
-@dataclass(frozen=True)
-class Tables:
-    """What a run folder's score rows amount to; see `experiments.run.schema` for the columns."""
-
-    measures: pd.DataFrame
-    summary: pd.DataFrame
-    decomposition: pd.DataFrame
-    manipulations: pd.DataFrame
-    arms: pd.DataFrame
+@dataclass(frozen=True, kw_only=True)
+class ScoringOptions(DeltaOptions, AblationOptions, SessionOptions):
+    """What every study of scores is given."""
 
 
-def score_all(
-    folder: RunFolder,
-    session: Session,
-    names_of: Callable[[Item], Sequence[str]],
-    distractors_in: Sequence[str] | None,
-    quiet: bool,
-    arms: Sequence[Arm] = (WHOLE,),
-) -> None:
-    """Append the rows of every item under its conditions and every arm that are not in the folder yet.
-
-    An item at a time, its arms in the groups of `experiments.heads.arms.grouped`: a group's rows are on the disk
-    before the next is scored, and a group of which rows are missing is scored whole, so that rows do not depend on
-    where a run was interrupted.
-
-    Raises:
-        InputError: a row of the folder answers another question than the one that has its id now.
-    """
-    before = {row["id"]: row for row in folder.rows("scores").to_dict("records")}
-    for item in progress(session.items, len(session.items), folder.study, quiet):
-        names = names_of(item)
-        wanted = [
-            row_id(item.item_id, name, one, arm.label)
-            for arm in arms
-            for name in names
-            for one in scored(item, name, distractors_in)
-        ]
-        questions = build_queries(
-            session.model, item, names, session.wording, None, NOTHING, distractors_in, end_of_turn=True
-        )
-        if any(one in before for one in wanted):
-            for group in grouped(arms, questions):
-                _refuse_other_questions(folder, before, group)
-        if folder.done_ids("scores").issuperset(wanted):
-            continue
-        for group in grouped(arms, questions):
-            done = folder.done_ids("scores")
-            if not done.issuperset(scoring.id for scoring in group):
-                rows = score_asks(session.engine, item, group)
-                folder.append_all("scores", [row for row in rows if row["id"] not in done])
+Config = TypeVar("Config", bound=ScoringOptions)
 
 
-def _refuse_other_questions(
-    folder: RunFolder, before: Mapping[str, Any], questions: Sequence[ScoringQuery]
-) -> None:
-    for scoring in questions:
-        row = before.get(scoring.id)
-        if row is not None and any(row[name] != value for name, value in question(scoring).items()):
-            raise InputError(
-                f"{folder.path} holds a row '{scoring.id}' of another prompt, action or ablation (other items, another "
-                "wording or other heads under the same ids): choose another --out."
-            )
+@dataclass(frozen=True, kw_only=True)
+class Scoring(ItemContext):
+    """The context of a study of scores.
 
-
-def derive(folder: RunFolder, session: Session, delta: float, labels: Sequence[str] = ()) -> Tables:
-    """Write every table that the rows of the folder allow, of every arm in it; `arms` where there are two or more.
-
-    Args:
-        folder: holds the score rows.
-        session: its streams.
+    Attributes:
+        names_of: the conditions of an item.
+        distractors_in: the conditions under which the distractors are scored; None: all.
+        arms: the ablation arms, the unablated model first.
         delta: nats within which a change counts as none.
-        labels: the order of the arms in `arms`; arms of other studies of the folder come behind them.
     """
+
+    names_of: Callable[[Item], Sequence[str]]
+    distractors_in: Sequence[str] | None
+    arms: Arms
+    delta: float
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """The items, and the arms."""
+        return {**super().about, **self.arms.about}
+
+    @property
+    def derived(self) -> Mapping[str, Any]:
+        """What the arms resolved to."""
+        return self.arms.derived
+
+
+@dataclass(frozen=True)
+class ScoringUnit(ItemUnit):
+    """The questions of an item that are scored together."""
+
+    group: Group
+
+
+def scoring_units(context: Scoring) -> list[ScoringUnit]:
+    """An item at a time, its arms in groups: a group's rows are on the disk before the next is scored."""
+    return [
+        ScoringUnit(group.row_ids(item.item_id), item, group)
+        for item in context.session.items
+        for group in grouped(
+            context.arms.arms,
+            [
+                (name, candidate)
+                for name in context.names_of(item)
+                for candidate in scored(item, name, context.distractors_in)
+            ],
+        )
+    ]
+
+
+def score_unit(context: Scoring, unit: ScoringUnit) -> list[Row]:
+    """The rows of a group, scored together, so that they do not depend on where a run was interrupted."""
+    return score_asks(context.session.engine, unit.item, unit_queries(context, unit))
+
+
+def expected_questions(context: Scoring, unit: ScoringUnit) -> dict[str, Row]:
+    """What rows of the group have to answer."""
+    return {scoring.id: question(scoring) for scoring in unit_queries(context, unit)}
+
+
+def unit_queries(context: Scoring, unit: ScoringUnit) -> list[ScoringQuery]:
+    """The questions of a group."""
+    session, keys = context.session, set(unit.group.keys)
+    names = list(dict.fromkeys(name for name, _ in unit.group.keys))
+    questions = build_queries(
+        session.model,
+        unit.item,
+        names,
+        session.wording,
+        distractors_in=context.distractors_in,
+        end_of_turn=True,
+    )
+    return unit.group.build_queries([one for one in questions if (one.condition, one.candidate) in keys])
+
+
+def score_tables(context: Scoring, folder: RunFolder) -> dict[str, pd.DataFrame]:
+    """Every table that the rows of the folder allow, of every arm in it; `arms` where there are two or more.
+
+    Arms of other studies of the folder come behind the context's own.
+    """
+    session, delta = context.session, context.delta
     rows = session.clustered(labelled(folder.rows("scores")))
     with naming(folder.path / "scores.jsonl"):
         measures = measure(rows)
-        present = list(dict.fromkeys([*labels, *rows["ablation"]]))
+        present = list(dict.fromkeys([*context.arms.labels, *rows["ablation"]]))
         rng_for = session.rng_for
         parts = {"sem": delta, "sem_pad": delta, "sem_succ": delta, "second_copy": delta}
         attributes = item_attributes(rows)
@@ -132,12 +147,48 @@ def derive(folder: RunFolder, session: Session, delta: float, labels: Sequence[s
             tables["profiles"] = by_arm(rows, rng_for, profiles, present)
         if set(AS_LONG_AS) & set(rows["condition"]):
             tables["length_match"] = length_match(rows[rows["ablation"] == UNABLATED])
-    for name, table in tables.items():
-        folder.write_table(name, table)
-    return Tables(
-        measures,
-        tables["summary"],
-        tables["decomposition"],
-        tables["manipulations"],
-        tables.get("arms", pd.DataFrame(columns=list(ARMS))),
+    return tables
+
+
+def arms_of(tables: Tables) -> pd.DataFrame:
+    """The table `arms`; empty where there is the unablated model only."""
+    return tables.get("arms", pd.DataFrame(columns=list(ARMS)))
+
+
+def scoring_study(
+    name: str,
+    summary: str,
+    example: str,
+    config: type[Config],
+    open: Callable[[Config], Scoring],
+    report: Callable[[Any, Tables], Report],
+    units: Callable[[Any], Sequence[ScoringUnit]] | None = None,
+    measure: Callable[[Any, ScoringUnit], Sequence[Row]] | None = None,
+) -> ItemStudy[Config, Scoring, ScoringUnit]:
+    """A study that scores its items under conditions and arms, and has the tables that follow.
+
+    Args:
+        name: of the command.
+        summary: see `Study`.
+        example: see `Study`.
+        config: its class.
+        open: see `ItemStudy`.
+        report: see `ItemStudy`.
+        units: where there are more than `scoring_units`.
+        measure: of these.
+    """
+    return ItemStudy(
+        name,
+        summary,
+        example,
+        config,
+        rows="scores",
+        open=open,
+        units=units or scoring_units,
+        measure=measure or score_unit,
+        tables=score_tables,
+        report=report,
+        expected=expected_questions,
+        notes=lambda context, _: context.arms.notes,
+        extra=lambda context, _: context.arms.fitted,
     )

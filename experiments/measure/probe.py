@@ -5,16 +5,25 @@ items × conditions × ablation arms × candidates → scores.jsonl → measures
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from experiments.heads.ablation import ABLATING
-from experiments.heads.arms import ablation_arms, parse_arms
-from experiments.measure.measuring import derive, score_all
-from experiments.run.left_out import conditions_of, noted, of_candidates, of_conditions, write_left_out
-from experiments.run.progress import progress
-from experiments.run.session import about_items, open_run, open_session
-from experiments.run.study import CONDITIONS, DELTA, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study
-from experiments.run.tables import arms_text, forwards_text, summary_text, whole_model
+from experiments.heads.arms import Group, ablation_arms, parse_arms
+from experiments.measure.measuring import (
+    Scoring,
+    ScoringOptions,
+    ScoringUnit,
+    arms_of,
+    score_unit,
+    scoring_study,
+    scoring_units,
+)
+from experiments.run.left_out import conditions_of, noted, of_candidates, of_conditions
+from experiments.run.run_study import Row, Tables
+from experiments.run.session import open_session
+from experiments.run.study import Flag, Report
+from experiments.run.tables import arms_text, summary_text, whole_model
 from mech.engine.capture import everything_names
 from mech.errors import InputError
 from mech.interventions.hooks import hook_point
@@ -26,67 +35,100 @@ from probes.stats.families import family_lines
 KEPT_CONDITIONS = ("pre", "neut", "fail")
 """With --cache, what is kept of these (where scored): all that `patch` takes donors, residuals and prefixes from."""
 
-KEEP = Option(
-    "keep",
-    str,
-    "",
-    "with --cache: more hooks to keep, by their name in a block: attn.hook_pattern,hook_mlp_out",
-    presentation=True,
-)
 
-DISTRACTORS = Option(
-    "distractors",
-    str,
-    "measured",
-    "score them where a measure reads them (pre, fail) or everywhere",
-    ("measured", "everywhere"),
-)
+@dataclass(frozen=True, kw_only=True)
+class ProbeConfig(ScoringOptions):
+    """What `backfire probe` is given."""
+
+    conditions: Annotated[str, Flag("core (pre, fail, succ, neut, abstract) or a list such as pre,neut")] = (
+        "core"
+    )
+    distractors: Annotated[
+        Literal["measured", "everywhere"],
+        Flag("score them where a measure reads them (pre, fail) or everywhere"),
+    ] = "measured"
+    keep: Annotated[
+        str,
+        Flag(
+            "with --cache: more hooks to keep, by their name in a block: attn.hook_pattern,hook_mlp_out",
+            presentation=True,
+        ),
+    ] = ""
 
 
-def run(args: argparse.Namespace) -> Report:
-    """Score all items and derive the tables; a killed run goes on where it stopped."""
-    names = parse_conditions(args.conditions)
-    if args.keep and args.cache is None:
+@dataclass(frozen=True, kw_only=True)
+class Probing(Scoring):
+    """Scores, and the hooks that are kept under each of some conditions (none without --cache)."""
+
+    kept_conditions: Sequence[str]
+    kept_hooks: Sequence[str]
+
+
+@dataclass(frozen=True)
+class KeepUnit(ScoringUnit):
+    """An item whose activations are kept: it has no rows, and is run whenever there is a cache."""
+
+
+def open_probe(config: ProbeConfig) -> Probing:
+    """Conditions, arms and hooks; a mistake there costs nothing."""
+    names = parse_conditions(config.conditions)
+    if config.keep and config.cache is None:
         raise InputError("--keep says what to keep in the folder of --cache: name one.")
-    parse_arms(args)  # a mistake there costs nothing
-    where = DISTRACTORS_IN if args.distractors == "measured" else None
-    session = open_session(args)
+    parse_arms(config)
+    where = DISTRACTORS_IN if config.distractors == "measured" else None
+    session = open_session(config)
     session = noted(
         session, [*of_conditions(session.items, names), *of_candidates(session.items, where is not None)]
     )
-    arms = ablation_arms(session, args)
-    model, wording = session.model, session.wording
-    kinds = [kind for kind in args.keep.split(",") if kind]
-    keep = [*sweep_names(model), *everything_names(model, *kinds)]
-    points = model.bridge.hook_dict
+    arms = ablation_arms(session, config)
+    kinds = [kind for kind in config.keep.split(",") if kind]
+    keep = [*sweep_names(session.model), *everything_names(session.model, *kinds)]
     for name in keep:
-        hook_point(points, name)  # an unknown name is refused before anything is run
-    with open_run(STUDY, args, model, {**about_items(session), **arms.about}, arms.derived) as folder:
-        score_all(folder, session, lambda item: conditions_of(item, names), where, args.quiet, arms.arms)
-        if args.cache is not None:
-            kept = [name for name in KEPT_CONDITIONS if name in names]
-            for item in progress(session.items, len(session.items), "keep", args.quiet):
-                for name in conditions_of(item, kept):
-                    run_decision_point(session.engine, item, name, wording, keep)
-        tables = derive(folder, session, args.delta, arms.labels)
-        notes = [*write_left_out(folder, session), *arms.notes]
-        forwards = session.engine.forwards
-        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved, **arms.fitted})
-    text = [
-        summary_text(whole_model(tables.summary)),
-        *arms_text(tables.arms),
-        *family_lines(tables.summary, "headline"),
-        *notes,
-        forwards_text(forwards.ran, forwards.saved),
-        f"written to {args.out}",
+        hook_point(session.model.bridge.hook_dict, name)  # an unknown name is refused before anything is run
+    return Probing(
+        session,
+        names_of=lambda item: conditions_of(item, names),
+        distractors_in=where,
+        arms=arms,
+        delta=config.delta,
+        kept_conditions=[name for name in KEPT_CONDITIONS if name in names] if config.cache else [],
+        kept_hooks=keep,
+    )
+
+
+def units(context: Probing) -> list[ScoringUnit]:
+    """Every group of questions, then every item that activations are kept of."""
+    kept = context.session.items if context.kept_conditions else []
+    return [*scoring_units(context), *(KeepUnit((), item, Group((), ())) for item in kept)]
+
+
+def measure(context: Probing, unit: ScoringUnit) -> list[Row]:
+    """The rows of a group of questions; or none, and the item's activations in the cache."""
+    if not isinstance(unit, KeepUnit):
+        return score_unit(context, unit)
+    session = context.session
+    for name in conditions_of(unit.item, context.kept_conditions):
+        run_decision_point(session.engine, unit.item, name, session.wording, context.kept_hooks)
+    return []
+
+
+def report(context: Probing, tables: Tables) -> Report:
+    """Mean and interval of every measure, the arms, and the family of the headline."""
+    lines = [
+        summary_text(whole_model(tables["summary"])),
+        *arms_text(arms_of(tables)),
+        *family_lines(tables["summary"], "headline"),
     ]
-    return Report("\n".join(text))
+    return Report("\n".join(lines))
 
 
-STUDY = Study(
+STUDY = scoring_study(
     "probe",
     "measure how much a recorded failure raises or lowers the log-probability of repeating it",
     "backfire probe --limit 24 --out runs/first",
-    (*ON_MODEL, *ON_ITEMS, *ABLATING, CONDITIONS, DISTRACTORS, DELTA, KEEP, *RUNNING),
-    run,
+    ProbeConfig,
+    open_probe,
+    report,
+    units,
+    measure,
 )

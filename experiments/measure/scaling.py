@@ -7,32 +7,32 @@ be added to a run.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 
-from experiments.heads.ablation import ABLATING
+from experiments.heads.ablation import AblationOptions
 from experiments.heads.arms import parse_arms
 from experiments.measure import decomposition as decompose_items
 from experiments.run.progress import progress
 from experiments.run.run_folder import config_hash, read_frame, read_run, recorded
 from experiments.run.session import open_folder, require_out
 from experiments.run.study import (
-    ALLOW_SPECIAL,
-    DELTA,
-    DEVICE,
-    DTYPE,
-    ON_ITEMS,
-    RUNNING,
-    Option,
+    DeltaOptions,
+    Flag,
+    ItemOptions,
+    LoadOptions,
     Report,
+    RunOptions,
     Study,
+    arguments,
+    keyed,
 )
 from experiments.run.tables import frame_text
 from mech.errors import InputError
@@ -41,30 +41,36 @@ from probes.measures.scaling import fit_scaling, scaling_table
 from probes.stats.bootstrap import corrected
 from probes.stats.summaries import check_summary
 
-MODELS = Option(
-    "models",
-    str,
-    "smollm2-135m-q4",
-    "names, folders, .gguf files or hub ids, with commas between; more may be added later",
-    presentation=True,
-)
 SHOWN = ("G", "copy", "sem", "p_repeat_fail")
 
 
-def run(args: argparse.Namespace) -> Report:
+@dataclass(frozen=True, kw_only=True)
+class ScalingConfig(DeltaOptions, AblationOptions, RunOptions, ItemOptions, LoadOptions):
+    """What `backfire scaling` is given: what `decomposition` is, and several models."""
+
+    models: Annotated[
+        str,
+        Flag(
+            "names, folders, .gguf files or hub ids, with commas between; more may be added later",
+            presentation=True,
+        ),
+    ] = "smollm2-135m-q4"
+
+
+def run(config: ScalingConfig) -> Report:
     """Measure each model that is not measured yet, then write the tables over all of them."""
-    names = [name.strip() for name in args.models.split(",") if name.strip()]
+    names = [name.strip() for name in config.models.split(",") if name.strip()]
     folders = folder_names(names)
-    out = require_out(args)
-    parse_arms(args)  # a mistake there costs nothing
-    with open_folder(STUDY, args) as folder:
+    out = require_out(config)
+    parse_arms(config)  # a mistake there costs nothing
+    with open_folder(STUDY, config) as folder:
         identities: dict[str, dict[str, Any]] = {}
-        for name in progress(names, len(names), "models", args.quiet):
+        for name in progress(names, len(names), "models", config.quiet):
             place = out / folders[name]
-            one = argparse.Namespace(**{**vars(args), "model": name, "pre": None, "out": place})
+            one = arguments(decompose_items.STUDY, {**keyed(config), "model": name, "out": place})
             # The files behind a path may have changed since; a name means the same weights, or is refused.
             if Path(name).exists() or not is_done(place, decompose_items.STUDY.settings(one)):
-                decompose_items.measured(one)
+                decompose_items.STUDY.run(one)
                 gc.collect()  # the next model is loaded when this one is gone
             entry = read_run(place)["studies"].get("decomposition", {})
             for key, kind in (("name", str), ("n_parameters", int)):
@@ -146,6 +152,6 @@ STUDY = Study(
     "scaling",
     "run the decomposition on many models and fit G against their size",
     "backfire scaling --models smollm2-135m,smollm2-360m,qwen2.5-0.5b --env all --limit 48 --out runs/scaling",
-    (MODELS, DTYPE, DEVICE, ALLOW_SPECIAL, *ON_ITEMS, *ABLATING, DELTA, *RUNNING),
+    ScalingConfig,
     run,
 )

@@ -7,73 +7,40 @@ signs).
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import pandas as pd
 
-from experiments.mechanism.metric_views import of_metric, require_metric
+from experiments.mechanism.metric_views import of_metric
 from experiments.mechanism.pairs import (
     DIRECTIONS,
-    FROM,
-    TO,
-    for_pair,
-    measure_all,
-    pair_of,
+    PairContext,
+    PairSweepOptions,
+    both_directions,
+    open_pair,
     pair_runs,
-    require_conditions,
+    references_said,
     row_about,
 )
-from experiments.run.left_out import write_left_out
 from experiments.run.run_folder import RunFolder
-from experiments.run.session import Session, about_items, open_run, open_session
-from experiments.run.study import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Report, Study
-from experiments.run.tables import forwards_text, frame_text
+from experiments.run.run_study import ItemStudy, ItemUnit, Row, Tables
+from experiments.run.study import Report
+from experiments.run.tables import frame_text
 from mech.heads import Head
 from mech.patching.direct_effect import Parts, direct_names, head_parts, mlp_parts
 from probes.effects.direct import direct_shares
-from probes.items.item import Item
-from probes.scoring.metric_sums import by_metric, changes_of, metrics_by_part, metrics_of, reference_notes
+from probes.scoring.metric_sums import by_metric, changes_of, metrics_by_part, metrics_of
 from probes.stats.families import corrected, family_lines
 
 
-def run(args: argparse.Namespace) -> Report:
-    """Measure every item in both directions, then derive the table."""
-    session, pair = open_session(args, one_env=True), pair_of(args)
-    session = require_conditions(session, pair)
-    require_metric(session.items, args.metric)
-    with open_run(for_pair(STUDY, pair), args, session.model, about_items(session)) as folder:
-        measure_all(folder, session, pair, direct_item, "direct", args.quiet)
-        table = write_direct(folder, session)
-        notes = [*write_left_out(folder, session), *reference_notes(folder.rows("direct").to_dict("records"))]
-        forwards = session.engine.forwards
-        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved})
-    here = table[(table["from"] == pair[0]) & (table["to"] == pair[1])]
-    notes += family_lines(here[here["metric"] == args.metric], "direct")
-    shown = told(of_metric(here, args.metric))
-    return Report(
-        "\n".join(
-            [
-                f"shares of {args.metric}:",
-                shown,
-                *notes,
-                forwards_text(forwards.ran, forwards.saved),
-                f"written to {args.out}",
-            ]
-        )
-    )
-
-
-def direct_item(
-    session: Session, item: Item, pair: tuple[str, str], directions: list[str]
-) -> list[dict[str, Any]]:
+def measure(context: PairContext, unit: ItemUnit) -> list[Row]:
     """One row a direction: sum → head or MLP → its total and direct effect (nats)."""
-    engine = session.engine
-    runs = pair_runs(session, item, pair, direct_names(engine.model))
+    engine, item = context.session.engine, unit.item
+    runs = pair_runs(context.session, item, context.pair, direct_names(engine.model))
     rows = []
-    for direction in directions:
+    for direction in DIRECTIONS:
         effects: dict[str, dict[str, dict[str, list[float]]]] = {"heads": {}, "mlps": {}}
         for candidate in runs.runs:
             recipient, donor, sign = runs.sides(candidate, direction)
@@ -89,7 +56,7 @@ def direct_item(
                     )
                     for name in total:
                         effects[kind].setdefault(name, {})[str(part)] = [total[name], direct[name]]
-        rows.append({**row_about(item, pair, direction, runs), **effects})
+        rows.append({**row_about(item, context.pair, direction, runs), **effects})
     return rows
 
 
@@ -121,21 +88,28 @@ def long_direct(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=[*known_columns, "total_nats", "direct_nats"])
 
 
-def write_direct(folder: RunFolder, session: Session) -> pd.DataFrame:
+def direct_tables(context: PairContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
     """direct.csv, of every pair in the folder."""
+    session = context.session
     tables = []
     rows = session.clustered(folder.rows("direct"))
     for (source, target), part in rows.groupby(["from", "to"], sort=False):
         streams = session.streams(f"direct/{source}>{target}")
         table = by_metric(long_direct(part), partial(direct_shares, rng_for=streams))
         tables.append(table.assign(**{"from": source, "to": target}))
-    table = corrected(pd.concat(tables, ignore_index=True), "direct")
-    folder.write_table("direct", table)
-    return table
+    return {"direct": corrected(pd.concat(tables, ignore_index=True), "direct")}
 
 
-def told(table: pd.DataFrame) -> str:
-    """The heads of largest direct effect that carry the difference, and of those that hold it back, by direction."""
+def report(context: PairContext, tables: Tables) -> Report:
+    """The strongest heads of either sign, and the size of the family that they are corrected in."""
+    here = context.of_pair(tables["direct"])
+    family = family_lines(here[here["metric"] == context.metric], "direct")
+    lines = [f"shares of {context.metric}:", strongest(of_metric(here, context.metric)), *family]
+    return Report("\n".join(lines))
+
+
+def strongest(table: pd.DataFrame) -> str:
+    """The heads of largest direct effect of positive sign, and of those of negative sign, by direction."""
     shown = ["direction", "layer", "head", "total_share", "direct_share", "direct_lo", "direct_hi", "role"]
     heads = table[table["kind"] == "head"].sort_values("direct_share", ascending=False)
     lines = []
@@ -146,10 +120,16 @@ def told(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-STUDY = Study(
+STUDY = ItemStudy(
     "direct",
     "split every head's and MLP's effect into what reaches the logits by itself and what goes through others",
     "backfire direct --from pre --to neut --limit 4 --out runs/first",
-    (*ON_MODEL, *ON_ITEMS, FROM, TO, METRIC, *RUNNING),
-    run,
+    PairSweepOptions,
+    rows="direct",
+    open=partial(open_pair, "direct"),
+    units=both_directions,
+    measure=measure,
+    tables=direct_tables,
+    report=report,
+    notes=references_said,
 )

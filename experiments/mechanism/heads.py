@@ -8,8 +8,9 @@ causal_copying.jsonl.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import pandas as pd
 
@@ -18,7 +19,7 @@ from experiments.run.durable import replace
 from experiments.run.progress import progress
 from experiments.run.run_folder import RunFolder
 from experiments.run.session import open_model, open_run, require_out
-from experiments.run.study import ON_MODEL, OUT, QUIET, SEED, Option, Report, Study, positive
+from experiments.run.study import Flag, ModelOptions, OutOptions, Report, SeedOptions, Study, positive
 from experiments.run.tables import frame_text
 from mech.engine.engine import Engine
 from mech.errors import InputError
@@ -35,46 +36,48 @@ from mech.heads import Head, HeadSet
 
 FILES: dict[str, Sequence[Form]] = {"none": (), "list": ("list",), "map": ("map",), "both": ("list", "map")}
 
-N_SEQUENCES = Option("n-sequences", positive, 8, "random sequences")
-LENGTH = Option("length", positive, 48, "tokens in a sequence before it repeats")
-TOP = Option("top", positive, 16, "how many heads to select")
-BY = Option("by", str, "prefix_matching", "the score that selects", ALL_SCORES)
-WHICH = Option(
-    "scores",
-    str,
-    "synthetic",
-    "all: causal copying too, by ablating every head (minutes)",
-    ("synthetic", "all"),
-)
-N_CAUSAL = Option(
-    "causal-sequences", positive, 4, "with --scores all, the first so many sequences are ablated on"
-)
-FORMAT = Option(
-    "format", str, "none", "other forms the selected heads are written in", tuple(FILES), presentation=True
-)
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsConfig(OutOptions, SeedOptions, ModelOptions):
+    """What `backfire heads` is given."""
+
+    n_sequences: Annotated[int, Flag("random sequences", positive)] = 8
+    length: Annotated[int, Flag("tokens in a sequence before it repeats", positive)] = 48
+    top: Annotated[int, Flag("how many heads to select", positive)] = 16
+    by: Annotated[str, Flag("the score that selects", choices=ALL_SCORES)] = "prefix_matching"
+    scores: Annotated[
+        Literal["synthetic", "all"], Flag("all: causal copying too, by ablating every head (minutes)")
+    ] = "synthetic"
+    causal_sequences: Annotated[
+        int, Flag("with --scores all, the first so many sequences are ablated on", positive)
+    ] = 4
+    format: Annotated[
+        Literal["none", "list", "map", "both"],
+        Flag("other forms the selected heads are written in", presentation=True),
+    ] = "none"
 
 
-def run(args: argparse.Namespace) -> Report:
+def run(config: HeadsConfig) -> Report:
     """Score heads, select, freeze."""
-    require_out(args)
-    if args.by in CAUSAL_SCORES and args.scores != "all":
-        raise InputError(f"The score {args.by} is computed with --scores all only.")
-    model = open_model(args)
-    sequences = random_sequences(model, args.seed, args.n_sequences, args.length)
+    require_out(config)
+    if config.by in CAUSAL_SCORES and config.scores != "all":
+        raise InputError(f"The score {config.by} is computed with --scores all only.")
+    model = open_model(config)
+    sequences = random_sequences(model, config.seed, config.n_sequences, config.length)
     scores = head_scores(model, sequences)
     # Before the folder is claimed: a mistake leaves no trace in it.
-    top_heads(scores, args.top)
-    with open_run(STUDY, args, model, {}) as folder:
-        if args.scores == "all":
+    top_heads(scores, config.top)
+    with open_run(STUDY, config, model, {}) as folder:
+        if config.scores == "all":
             scores = scores.merge(
-                causal(folder, Engine(model), first(sequences, args.causal_sequences), args.quiet),
+                causal(folder, Engine(model), first(sequences, config.causal_sequences), config.quiet),
                 on=["layer", "head"],
             )
-        chosen = top_heads(scores, args.top, args.by)
-        write_heads(folder, scores, chosen, args.by, FILES[args.format])
+        chosen = top_heads(scores, config.top, config.by)
+        write_heads(folder, scores, chosen, config.by, FILES[config.format])
         folder.finish({"head_set_sha256": chosen.sha256})
-    best = scores.sort_values(args.by, ascending=False).head(args.top)
-    return Report(f"{frame_text(best)}\nselected {chosen}\nset {chosen.sha256[:12]}, written to {args.out}")
+    best = scores.sort_values(config.by, ascending=False).head(config.top)
+    return Report(f"{frame_text(best)}\nselected {chosen}\nset {chosen.sha256[:12]}, written to {config.out}")
 
 
 def first(sequences: RepeatedTokens, n: int) -> RepeatedTokens:
@@ -119,6 +122,6 @@ STUDY = Study(
     "heads",
     "find induction-style heads on repeated random tokens and freeze a set",
     "backfire heads --top 16 --out runs/first",
-    (*ON_MODEL, SEED, N_SEQUENCES, LENGTH, TOP, BY, WHICH, N_CAUSAL, FORMAT, OUT, QUIET),
+    HeadsConfig,
     run,
 )

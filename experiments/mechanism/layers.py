@@ -8,67 +8,37 @@ Noising and denoising, by every metric. layers.jsonl → layers.csv (share of Δ
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
-from typing import Any
 
 import pandas as pd
 
-from experiments.mechanism.metric_views import of_metric, require_metric
+from experiments.mechanism.metric_views import of_metric
 from experiments.mechanism.pairs import (
-    FROM,
-    TO,
-    for_pair,
-    measure_all,
-    pair_of,
+    DIRECTIONS,
+    PairContext,
+    PairSweepOptions,
+    both_directions,
+    open_pair,
     pair_runs,
-    require_conditions,
+    references_said,
     row_about,
 )
-from experiments.run.left_out import write_left_out
 from experiments.run.run_folder import RunFolder
-from experiments.run.session import Session, about_items, open_run, open_session
-from experiments.run.study import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Report, Study
-from experiments.run.tables import forwards_text, frame_text
+from experiments.run.run_study import ItemStudy, ItemUnit, Row, Tables
+from experiments.run.study import Report
+from experiments.run.tables import frame_text
 from mech.patching.patch import LAYER_SITES, layer_names, patch_layers
 from probes.effects.shares import head_shares
-from probes.items.item import Item
-from probes.scoring.metric_sums import by_metric, effects_of, metrics_by_part, metrics_of, reference_notes
+from probes.scoring.metric_sums import by_metric, effects_of, metrics_by_part, metrics_of
 from probes.stats.frame_checks import SHARE_CELLS
 
 
-def run(args: argparse.Namespace) -> Report:
-    """Sweep every item, both sites and directions, then derive the table."""
-    session, pair = open_session(args, one_env=True), pair_of(args)
-    session = require_conditions(session, pair)
-    require_metric(session.items, args.metric)
-    with open_run(for_pair(STUDY, pair), args, session.model, about_items(session)) as folder:
-        measure_all(folder, session, pair, layers_item, "layers", args.quiet)
-        table = write_layers(folder, session)
-        notes = [*write_left_out(folder, session), *reference_notes(folder.rows("layers").to_dict("records"))]
-        forwards = session.engine.forwards
-        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved})
-    here = of_metric(table[(table["from"] == pair[0]) & (table["to"] == pair[1])], args.metric)
-    wide = here.pivot(index="layer", columns=["site", "direction"], values="share").reset_index()
-    wide.columns = [" ".join(filter(None, map(str, name))) for name in wide.columns]
-    text = [
-        f"shares of {args.metric}:",
-        frame_text(wide),
-        *notes,
-        forwards_text(forwards.ran, forwards.saved),
-        f"written to {args.out}",
-    ]
-    return Report("\n".join(text))
-
-
-def layers_item(
-    session: Session, item: Item, pair: tuple[str, str], directions: list[str]
-) -> list[dict[str, Any]]:
+def measure(context: PairContext, unit: ItemUnit) -> list[Row]:
     """One row a direction: site → sum → layer → its effect (nats)."""
-    engine = session.engine
-    runs = pair_runs(session, item, pair, layer_names(engine.model))
+    engine, item = context.session.engine, unit.item
+    runs = pair_runs(context.session, item, context.pair, layer_names(engine.model))
     rows = []
-    for direction in directions:
+    for direction in DIRECTIONS:
         effects: dict[str, dict[str, dict[str, float]]] = {site: {} for site in LAYER_SITES}
         for candidate in runs.runs:
             recipient, donor, sign = runs.sides(candidate, direction)
@@ -77,12 +47,13 @@ def layers_item(
                     found = effects_of(runs.contrast, candidate, sign, score, recipient.score)
                     for name, value in found.items():
                         effects[site].setdefault(name, {})[str(layer)] = value
-        rows.append({**row_about(item, pair, direction, runs), "sites": effects})
+        rows.append({**row_about(item, context.pair, direction, runs), "sites": effects})
     return rows
 
 
-def write_layers(folder: RunFolder, session: Session) -> pd.DataFrame:
+def layers_tables(context: PairContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
     """layers.csv, of every pair in the folder."""
+    session = context.session
     lines = [
         [
             row["item_id"],
@@ -111,15 +82,27 @@ def write_layers(folder: RunFolder, session: Session) -> pd.DataFrame:
         shares = by_metric(rows, partial(head_shares, rng_for=streams))
         tables.append(shares.assign(**{"site": site, "from": source, "to": target}))
     columns = ["metric", "site", "direction", "layer", *SHARE_CELLS, "from", "to"]
-    table = pd.concat(tables, ignore_index=True)[columns]
-    folder.write_table("layers", table)
-    return table
+    return {"layers": pd.concat(tables, ignore_index=True)[columns]}
 
 
-STUDY = Study(
+def report(context: PairContext, tables: Tables) -> Report:
+    """The shares of every layer, in each direction."""
+    here = of_metric(context.of_pair(tables["layers"]), context.metric)
+    wide = here.pivot(index="layer", columns=["site", "direction"], values="share").reset_index()
+    wide.columns = [" ".join(filter(None, map(str, name))) for name in wide.columns]
+    return Report(f"shares of {context.metric}:\n{frame_text(wide)}")
+
+
+STUDY = ItemStudy(
     "layers",
     "attribute a difference of two conditions to layers: MLP outputs and the residual stream",
     "backfire layers --from pre --to neut --limit 4 --out runs/first",
-    (*ON_MODEL, *ON_ITEMS, FROM, TO, METRIC, *RUNNING),
-    run,
+    PairSweepOptions,
+    rows="layers",
+    open=partial(open_pair, "layers"),
+    units=both_directions,
+    measure=measure,
+    tables=layers_tables,
+    report=report,
+    notes=references_said,
 )

@@ -9,36 +9,48 @@ the same action, and keeps effects on the sums that the metrics are made of (`pr
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
+import pandas as pd
+
+from experiments.mechanism.metric_views import require_metric
 from experiments.run.left_out import restricted
-from experiments.run.progress import progress
-from experiments.run.run_folder import RunFolder
-from experiments.run.session import Session
-from experiments.run.study import Option, Study
+from experiments.run.run_study import ItemContext, ItemUnit
+from experiments.run.session import Session, open_session
+from experiments.run.study import Flag, MetricOptions, SessionOptions
 from mech.engine.engine import Run
 from probes.items.item import Item
 from probes.scoring.contrast import Contrast, contrast_of
-from probes.scoring.metric_sums import Sums, sums_of, token_counts
+from probes.scoring.metric_sums import Sums, reference_notes, sums_of, token_counts
 from probes.scoring.score import build_queries, run_decision_point
 
-FROM = Option("from", str, "pre", "condition without what is to be attributed")
-TO = Option("to", str, "neut", "condition with it")
 DIRECTIONS = ("noise", "denoise")
 DEFAULT = ("pre", "neut")
 
 
-def pair_of(args: argparse.Namespace) -> tuple[str, str]:
+@dataclass(frozen=True, kw_only=True)
+class PairOptions:
+    """The difference of two conditions that a study explains."""
+
+    from_: Annotated[str, Flag("condition without what is to be attributed")] = "pre"
+    to: Annotated[str, Flag("condition with it")] = "neut"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairSweepOptions(PairOptions, MetricOptions, SessionOptions):
+    """What a study is given that measures every item of a difference in both directions."""
+
+
+def pair_of(config: PairOptions) -> tuple[str, str]:
     """The two conditions, without and with."""
-    return vars(args)["from"], args.to
+    return config.from_, config.to
 
 
-def for_pair(study: Study, pair: tuple[str, str]) -> Study:
-    """The study under the name that its entry in run.json has."""
-    return study if pair == DEFAULT else replace(study, name=f"{study.name} {pair[0]}>{pair[1]}")
+def entry_of(name: str, pair: tuple[str, str]) -> str:
+    """The name that a study of this pair has in run.json."""
+    return name if pair == DEFAULT else f"{name} {pair[0]}>{pair[1]}"
 
 
 def row_id(item: Item, pair: tuple[str, str], direction: str) -> str:
@@ -103,20 +115,56 @@ def row_about(item: Item, pair: tuple[str, str], direction: str, runs: PairRuns)
     }
 
 
-def measure_all(
-    folder: RunFolder,
-    session: Session,
-    pair: tuple[str, str],
-    measure: Callable[[Session, Item, tuple[str, str], list[str]], list[dict[str, Any]]],
-    name: str,
-    quiet: bool,
-) -> None:
-    """Append to NAME.jsonl what `measure` gives of every item, in the directions that are not there yet."""
-    for item in progress(session.items, len(session.items), name, quiet):
-        done = folder.done_ids(name)
-        todo = [direction for direction in DIRECTIONS if row_id(item, pair, direction) not in done]
-        if todo:
-            folder.append_all(name, measure(session, item, pair, todo))
+@dataclass(frozen=True, kw_only=True)
+class PairContext(ItemContext):
+    """The context of a study that measures every item of a difference in both directions."""
+
+    study: str
+    config: PairSweepOptions
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """The two conditions, without and with."""
+        return pair_of(self.config)
+
+    @property
+    def metric(self) -> str:
+        """The metric that is shown."""
+        return self.config.metric
+
+    @property
+    def entry(self) -> str:
+        """With the pair, where it is not the default."""
+        return entry_of(self.study, self.pair)
+
+    def of_pair(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The lines of a table that are of this context's pair."""
+        return table[(table["from"] == self.pair[0]) & (table["to"] == self.pair[1])]
+
+
+def open_pair(study: str, config: PairSweepOptions) -> PairContext:
+    """The session with the items that can be put under both conditions.
+
+    Raises:
+        InputError: as `require_conditions` and `require_metric`.
+    """
+    pair = pair_of(config)
+    session = require_conditions(open_session(config, one_env=True), pair)
+    require_metric(session.items, config.metric)
+    return PairContext(session, study=study, config=config)
+
+
+def both_directions(context: PairContext) -> list[ItemUnit]:
+    """A unit an item, of a row a direction: the clean runs are shared."""
+    return [
+        ItemUnit(tuple(row_id(item, context.pair, direction) for direction in DIRECTIONS), item)
+        for item in context.session.items
+    ]
+
+
+def references_said(_: ItemContext, rows: pd.DataFrame) -> list[str]:
+    """Notes on items whose reference is not the item's own."""
+    return reference_notes(rows.to_dict("records"))
 
 
 def require_conditions(session: Session, pair: Sequence[str]) -> Session:

@@ -10,14 +10,15 @@ ablate-random   as many random heads of the same layers, --controls draws; knock
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
-from experiments.heads.ablation import Replacement, replacement
-from experiments.heads.spec import choose_heads
+from experiments.heads.ablation import AblationOptions, HowOptions, Replacement, replacement
+from experiments.heads.reference_sets import ReferenceItemsOptions
+from experiments.heads.spec import RankedOptions, choose_heads
 from experiments.run.session import Session
+from experiments.run.study import Flag, narrowed, positive
 from mech.decoding.turn_spans import turn_span
 from mech.errors import InputError
 from mech.head_scores.controls import distinct_controls
@@ -26,6 +27,17 @@ from mech.interventions.persistent import NOTHING_PERSISTENT, PersistentInterven
 from mech.patching.patch import all_heads
 
 CHANGES = ("none", "ablate", "knockout", "knockout-all", "ablate-random", "knockout-random")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeOptions(HowOptions, ReferenceItemsOptions, RankedOptions):
+    """What is changed in the agent."""
+
+    change: Annotated[str, Flag(f"all, or a list out of {', '.join(CHANGES)}")] = "none"
+    heads: Annotated[str, Flag("top:K by score, heads by name, a head list, not:… or random:…")] = "top:16"
+    controls: Annotated[
+        int, Flag("random layer-matched sets for ablate-random and knockout-random", positive)
+    ] = 1
 
 
 _RECORD = (
@@ -64,31 +76,36 @@ def parse_changes(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def changes(session: Session, args: argparse.Namespace, tasks: Collection[str] = ()) -> Changes:
+def with_pool(config: Any, **more: Any) -> AblationOptions:
+    """A rollout study's settings as `replacement` takes them: reference items are of the tasks that agents act in."""
+    return replace(narrowed(config, AblationOptions), templates="paper", **more)
+
+
+def changes(session: Session, config: ChangeOptions, tasks: Collection[str] = ()) -> Changes:
     """What --change, --heads, --how, --where, --alpha and --controls ask for.
 
     Args:
         session: the model, and no items.
-        args: the options.
+        config: the options, and those that reference items are read with (env, problems, items).
         tasks: those that are rolled out; no item of theirs is a reference.
 
     Raises:
         InputError: the heads cannot be told or do not exist, or the template does not write a turn as it is.
     """
-    names = parse_changes(args.change)
+    names = parse_changes(config.change)
     model = session.model
     if any(name.startswith("knockout") for name in names):
         turn_span(model, _RECORD, 1)  # a template that hides nothing is found out before hours of rollouts
     sets: dict[str, HeadSet] = {}
     if set(names) - {"none", "knockout-all"}:
-        sets["selected"] = choose_heads(args.heads, model, args, session.rng_for)
+        sets["selected"] = choose_heads(config.heads, model, config, session.rng_for)
     if {"ablate-random", "knockout-random"} & set(names):
         drawn = distinct_controls(
-            sets["selected"], model.n_layers, model.n_heads, args.controls, session.rng_for
+            sets["selected"], model.n_layers, model.n_heads, config.controls, session.rng_for
         )
         sets |= {f"random{draw}": one.heads for draw, one in enumerate(drawn)}
     ablates = bool({"ablate", "ablate-random"} & set(names))
-    instead = replacement(session, args, tasks) if ablates else Replacement("zero")
+    instead = replacement(session, with_pool(config), tasks) if ablates else Replacement("zero")
     found: list[Change] = []
     for name in names:
         how, _, which = name.partition("-")
@@ -101,7 +118,7 @@ def changes(session: Session, args: argparse.Namespace, tasks: Collection[str] =
             for label in labels:
                 heads = sets[label]
                 edits = (
-                    PersistentIntervention(instead.intervention(heads, args))
+                    PersistentIntervention(instead.intervention(heads, config))
                     if how == "ablate"
                     else PersistentIntervention(knockout_heads=heads)
                 )

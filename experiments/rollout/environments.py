@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
 from envs.agent import AgentEnvironment
 from envs.coderepair import CodeRepair
 from envs.coderepair.problems import load_problems
 from envs.sandbox import Sandbox
 from envs.toolshed import Toolshed
-from experiments.run.study import ENV, Option
+from experiments.run.study import Flag, WordingFileOptions
 from mech.errors import InputError
 
-AGENT_ENV = Option("env", str, ENV.default, "environment the agent acts in", ("toolshed", "coderepair"))
 REPLY_TOKENS = {"toolshed": 64, "coderepair": 200}
 """Caps on a reply, in tokens: the longest reference of these tasks has 49 and 139 of SmolLM2's (the paper's cap for
 calls, 32, would cut off references)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AgentOptions(WordingFileOptions):
+    """What an environment that agents act in is made of, and how its transcripts are worded."""
+
+    problems: Annotated[
+        Path | None,
+        Flag("coderepair's problems in MBPP's schema: JSON, JSON lines or a datasets folder"),
+    ] = None
+
+
 @contextmanager
-def open_environment(args: argparse.Namespace) -> Iterator[AgentEnvironment[Any]]:
-    """The environment that --env names, CodeRepair's with the problems of --problems.
+def open_environment(name: str, path: Path | None) -> Iterator[AgentEnvironment[Any]]:
+    """The environment of this name, CodeRepair's with the problems of this file, or the bundled ones.
 
     Raises:
         InputError: the problems cannot be read, or the sandbox cannot work here.
     """
-    if args.env == "toolshed":
+    if name == "toolshed":
         yield Toolshed()
         return
-    problems = load_problems(args.problems) if args.problems else None
+    problems = load_problems(path) if path else None
     try:
         sandbox = Sandbox()
     except RuntimeError as error:

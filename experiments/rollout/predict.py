@@ -22,7 +22,6 @@ is a canonical repeat of a call that failed before; for p_exact, that it is a× 
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,15 +33,16 @@ import pandas as pd
 from envs.agent import AgentEnvironment
 from envs.base import Task
 from envs.harness import HARNESSES, Past, write
-from experiments.heads.ablation import ABLATING
+from experiments.heads.ablation import AblationOptions, ArmOptions
 from experiments.heads.arms import Arms, ablation_arms, parse_arms
-from experiments.rollout.environments import open_environment
+from experiments.rollout.arms import with_pool
+from experiments.rollout.environments import AgentOptions, open_environment
 from experiments.rollout.rolling import phrases
 from experiments.run.progress import progress
 from experiments.run.run_folder import RunFolder, read_run, recorded
 from experiments.run.seeds import py_stream, stream
 from experiments.run.session import Session, open_model, open_run, read_wording, require_out
-from experiments.run.study import ENGINE, ON_MODEL, OUT, PROBLEMS, QUIET, WORDING, Report, Study
+from experiments.run.study import EngineOptions, ModelOptions, OutOptions, Report, Study
 from experiments.run.tables import frame_text
 from mech.engine.engine import Engine
 from mech.engine.queries import Query, Score
@@ -64,23 +64,26 @@ CONTEXTS = ("pre", "fail", "neut")
 _UNCHANGED: Mapping[str, Intervention] = {UNABLATED: NOTHING}
 
 
-def run(args: argparse.Namespace) -> Report:
+@dataclass(frozen=True, kw_only=True)
+class PredictConfig(EngineOptions, ArmOptions, OutOptions, AgentOptions, ModelOptions):
+    """What `backfire predict` is given; environment, tasks and seed are those of the rollouts."""
+
+
+def run(config: PredictConfig) -> Report:
     """Score every decision point that is not in the folder yet, then derive the tables."""
-    parse_arms(args)  # a mistake there costs nothing
-    path = require_out(args)
+    parse_arms(config)  # a mistake there costs nothing
+    path = require_out(config)
     studies = read_run(path)["studies"]
     if not studies.get("rollout", {}).get("done"):
         raise InputError(f"{path} has no finished rollouts: run `backfire rollout --out {path}` first.")
     entry = studies["rollout"]
     n_tasks, seed = (recorded(path, entry, f"config.{name}", int) for name in ("tasks", "seed"))
     names = recorded(path, entry, "provenance.tasks", list)
-    wording = read_wording(args)
+    wording = read_wording(config)
     if wording.sha256 != recorded(path, entry, "provenance.wording_sha256", str):
         raise InputError("The rollouts were written with another wording: give the same --wording.")
-    args = argparse.Namespace(
-        **{**vars(args), "env": recorded(path, entry, "config.env", str), "seed": seed, "items": None}
-    )
-    with open_environment(args) as environment:
+    env = recorded(path, entry, "config.env", str)
+    with open_environment(env, config.problems) as environment:
         tasks = environment.rollout_tasks(n_tasks, lambda name: py_stream(seed, name))
         known = {task.task_id for task in tasks}
         unknown = [name for name in names if name not in known]
@@ -88,15 +91,15 @@ def run(args: argparse.Namespace) -> Report:
             raise InputError(
                 f"The task {unknown[0]} of the rollouts is not among these: give the same --problems."
             )
-        engine = Engine(open_model(args, wording), slow=args.engine == "reference")
+        engine = Engine(open_model(config, wording), slow=config.engine == "reference")
         session = Session(engine, [], wording, lambda name: stream(seed, name))
-        changes, arms = changed_models(session, args, known)
+        changes, arms = changed_models(session, with_pool(config, env=env, seed=seed), known)
         derived = {"rollout": entry["config_hash"], **arms.derived}
         about = {"wording_sha256": wording.sha256, **arms.about}
-        with open_run(STUDY, args, engine.model, about, derived) as folder:
+        with open_run(STUDY, config, engine.model, about, derived) as folder:
             points = decision_points(folder, ablated=len(changes) > 1)
             by_id = {task.task_id: task for task in tasks}
-            scored(folder, engine, environment, by_id, points, wording, args.quiet, changes)
+            scored(folder, engine, environment, by_id, points, wording, config.quiet, changes)
             tables = tables_of(folder.rows("decisions"), lambda name: stream(seed, f"predict/{name}"))
             for name, table in tables.items():
                 folder.write_table(name, table)
@@ -105,18 +108,18 @@ def run(args: argparse.Namespace) -> Report:
     if "predict_arms" in tables:
         shown += ["", "AUC under an ablation arm less that of the unablated model, same points"]
         shown.append(frame_text(tables["predict_arms"]))
-    return Report("\n".join([*shown, *arms.notes, f"written to {args.out}"]))
+    return Report("\n".join([*shown, *arms.notes, f"written to {config.out}"]))
 
 
 def changed_models(
-    session: Session, args: argparse.Namespace, tasks: Collection[str]
+    session: Session, options: AblationOptions, tasks: Collection[str]
 ) -> tuple[dict[str, Intervention], Arms]:
     """Ablation label → the intervention that decision points are scored under, the unablated first; and the arms.
 
     Raises:
         InputError: as `ablation_arms`, or an arm has other values for every question (mean-role, resample).
     """
-    arms = ablation_arms(session, args, tasks)
+    arms = ablation_arms(session, options, tasks)
     found = {
         arm.label: NOTHING if arm.instead is None else arm.instead.fixed(arm.heads, arm.where)
         for arm in arms.arms
@@ -308,6 +311,6 @@ STUDY = Study(
     "predict",
     "whether G, copy and repeat probabilities before a step of a rollout tell that it repeats",
     "backfire predict --out runs/rollouts",
-    (*ON_MODEL, PROBLEMS, WORDING, *ABLATING, ENGINE, OUT, QUIET),
+    PredictConfig,
     run,
 )

@@ -8,12 +8,11 @@ system prompt and the demonstrations of the format behind it.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from envs.agent import AgentEnvironment
 from envs.base import Task, WrongAction
@@ -23,16 +22,31 @@ from envs.rollout import Rollout, Step, first_wrong
 from envs.rollout import run as act
 from experiments.rollout.arms import Change
 from experiments.rollout.environments import REPLY_TOKENS
-from experiments.rollout.policy import NOT_WRITTEN, ModelPolicy
+from experiments.rollout.policy import BAN_LEVELS, NOT_WRITTEN, ModelPolicy
 from experiments.run.progress import progress
 from experiments.run.run_folder import RunFolder
 from experiments.run.seeds import py_stream
 from experiments.run.session import Session
+from experiments.run.study import Flag, OutOptions, not_negative_number, positive
 from mech.decoding.decode import Decoding
 from mech.errors import InputError
 from probes.prompts.wording import Wording
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollingOptions(OutOptions):
+    """How an agent acts."""
+
+    ban: Annotated[str, Flag("how strictly +ban is kept", choices=BAN_LEVELS)] = "canonical"
+    steps: Annotated[int, Flag("free steps at most", positive)] = 6
+    tokens: Annotated[
+        int | None,
+        Flag("tokens a reply has at most; by default 64 (toolshed) or 200 (coderepair)", positive),
+    ] = None
+    temperature: Annotated[float, Flag("0: greedy", not_negative_number)] = 0.0
+    samples: Annotated[int, Flag("rollouts of a task, for a temperature above 0", positive)] = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +90,7 @@ def roll_out(
     environment: AgentEnvironment[Any],
     tasks: Sequence[Task[Any]],
     arms: Sequence[Arm],
-    args: argparse.Namespace,
+    config: RollingOptions,
     given: Mapping[str, WrongAction[Any]],
 ) -> None:
     """Append the steps of every rollout that is not finished in the folder; `given` has first actions by task."""
@@ -87,12 +101,12 @@ def roll_out(
         begun.setdefault(name, {})[row["id"]] = row
         if row["last"]:
             finished.add(name)
-    units = list(itertools.product(arms, tasks, range(args.samples)))
-    for arm, task, sample in progress(units, len(units), "rollout", args.quiet):
+    units = list(itertools.product(arms, tasks, range(config.samples)))
+    for arm, task, sample in progress(units, len(units), "rollout", config.quiet):
         name = f"{arm.name}|{task.task_id}|{sample}"
         if name in finished:
             continue
-        rollout = one_rollout(session, environment, task, arm, sample, args, given.get(task.task_id))
+        rollout = one_rollout(session, environment, task, arm, sample, config, given.get(task.task_id))
         steps = list(step_rows(name, session, environment, arm, sample, rollout))
         folder.append_all("steps", _unwritten(folder, begun.get(name, {}), steps))
 
@@ -141,15 +155,15 @@ def one_rollout(
     task: Task[Any],
     arm: Arm,
     sample: int,
-    args: argparse.Namespace,
+    config: RollingOptions,
     given: WrongAction[Any] | None = None,
 ) -> Rollout[Any]:
     """One rollout; the draws of a sample are the same in every arm."""
-    limit = args.tokens or REPLY_TOKENS[environment.name]
-    how = Decoding(limit, args.temperature, lambda text: environment.stops(text, task))
+    limit = config.tokens or REPLY_TOKENS[environment.name]
+    how = Decoding(limit, config.temperature, lambda text: environment.stops(text, task))
     rng = session.rng_for(f"rollout/{task.task_id}/{sample}")
-    policy = ModelPolicy(session.engine, environment, arm.change.persistent, how, args.ban, rng, task)
-    return act(environment, task, arm.harness, phrases(session.wording), policy, args.steps, given)
+    policy = ModelPolicy(session.engine, environment, arm.change.persistent, how, config.ban, rng, task)
+    return act(environment, task, arm.harness, phrases(session.wording), policy, config.steps, given)
 
 
 def phrases(wording: Wording) -> Phrases:

@@ -7,36 +7,22 @@ rollout_factorial.csv; and rollout_extractions.csv: what was done to replies to 
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
 
 import pandas as pd
 
 from envs.harness import parse_harnesses
-from experiments.heads.ablation import ALPHA, BY, HOW, REFERENCE, WHERE
-from experiments.heads.sets import HEADS
-from experiments.rollout.arms import CHANGES, changes, parse_changes
+from experiments.rollout.arms import ChangeOptions, changes, parse_changes
 from experiments.rollout.copies import with_copies
-from experiments.rollout.environments import AGENT_ENV, open_environment
-from experiments.rollout.policy import BAN_LEVELS
-from experiments.rollout.rolling import arms_of, given_first, phrases, roll_out
+from experiments.rollout.environments import AgentOptions, open_environment
+from experiments.rollout.rolling import RollingOptions, arms_of, given_first, phrases, roll_out
 from experiments.rollout.text import rollout_text
 from experiments.run.run_folder import RunFolder
 from experiments.run.seeds import py_stream, stream
 from experiments.run.session import Session, open_model, open_run, read_wording, require_out
-from experiments.run.study import (
-    ITEMS,
-    ON_MODEL,
-    OUT,
-    PROBLEMS,
-    QUIET,
-    SEED,
-    WORDING,
-    Option,
-    Report,
-    Study,
-    not_negative_number,
-    positive,
-)
+from experiments.run.study import Flag, ModelOptions, Report, Study, positive
 from mech.engine.engine import Engine
 from mech.errors import InputError
 from probes.rollouts.rates import contrasts, controls, extractions, factorial, rates
@@ -44,58 +30,49 @@ from probes.rollouts.steps import per_rollout
 from probes.rollouts.survival import survival
 from probes.stats.bootstrap import RngFactory
 
-HARNESS = Option("harness", str, "all", "all, paper (its six), or a list such as verbatim,drop+ban")
-TASKS = Option("tasks", positive, 24, "tasks, the same for every harness")
-STEPS = Option("steps", positive, 6, "free steps at most")
-TOKENS = Option(
-    "tokens", positive, None, "tokens a reply has at most; by default 64 (toolshed) or 200 (coderepair)"
-)
-TEMPERATURE = Option("temperature", not_negative_number, 0.0, "0: greedy")
-SAMPLES = Option("samples", positive, 1, "rollouts of a task, for a temperature above 0")
-FIRST = Option(
-    "first",
-    str,
-    "free",
-    "given: the first call is a wrong one, and everything after is free",
-    ("free", "given"),
-)
-BAN = Option("ban", str, "canonical", "how strictly +ban is kept", BAN_LEVELS)
-CHANGE = Option("change", str, "none", f"all, or a list out of {', '.join(CHANGES)}")
-DRAWS = Option("controls", positive, 1, "random layer-matched sets for ablate-random and knockout-random")
-
 
 def three_thresholds(text: str) -> tuple[int, int, int]:
     """`3,4,6`: three numbers of at least 2."""
     numbers = [positive(part) for part in text.split(",")]
     if len(numbers) != 3 or min(numbers) < 2:
-        raise argparse.ArgumentTypeError(f"{text} is not three numbers from 2 on, such as 3,4,6")
+        raise ValueError(f"{text} is not three numbers from 2 on, such as 3,4,6")
     return numbers[0], numbers[1], numbers[2]
 
 
-DETECTORS = Option(
-    "detectors",
-    three_thresholds,
-    (3, 4, 6),
-    "a loop: so often the same action and error, the same observation, in turn",
-)
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig(RollingOptions, ChangeOptions, AgentOptions, ModelOptions):
+    """What `backfire rollout` is given."""
+
+    env: Annotated[Literal["toolshed", "coderepair"], Flag("environment the agent acts in")] = "toolshed"
+    items: Annotated[Path | None, Flag("items as JSON lines, instead of the environment's own")] = None
+    harness: Annotated[str, Flag("all, paper (its six), or a list such as verbatim,drop+ban")] = "all"
+    tasks: Annotated[int, Flag("tasks, the same for every harness", positive)] = 24
+    first: Annotated[
+        Literal["free", "given"],
+        Flag("given: the first call is a wrong one, and everything after is free"),
+    ] = "free"
+    detectors: Annotated[
+        tuple[int, int, int],
+        Flag("a loop: so often the same action and error, the same observation, in turn", three_thresholds),
+    ] = (3, 4, 6)
 
 
-def run(args: argparse.Namespace) -> Report:
+def run(config: RolloutConfig) -> Report:
     """Roll out every arm that is not in the folder yet, then derive the tables."""
-    harnesses = parse_harnesses(args.harness)
-    parse_changes(args.change)
-    if args.samples > 1 and args.temperature == 0:
+    harnesses = parse_harnesses(config.harness)
+    parse_changes(config.change)
+    if config.samples > 1 and config.temperature == 0:
         raise InputError("Greedy rollouts of a task are all the same: give --temperature with --samples.")
-    require_out(args)
-    wording = read_wording(args)
-    with open_environment(args) as environment:
-        tasks = environment.rollout_tasks(args.tasks, lambda name: py_stream(args.seed, name))
-        given = given_first(environment, tasks, args.seed) if args.first == "given" else {}
-        tasks = tuple(task for task in tasks if args.first == "free" or task.task_id in given)
+    require_out(config)
+    wording = read_wording(config)
+    with open_environment(config.env, config.problems) as environment:
+        tasks = environment.rollout_tasks(config.tasks, lambda name: py_stream(config.seed, name))
+        given = given_first(environment, tasks, config.seed) if config.first == "given" else {}
+        tasks = tuple(task for task in tasks if config.first == "free" or task.task_id in given)
         session = Session(
-            Engine(open_model(args, wording)), [], wording, lambda name: stream(args.seed, name)
+            Engine(open_model(config, wording)), [], wording, lambda name: stream(config.seed, name)
         )
-        change = changes(session, args, {task.task_id for task in tasks})
+        change = changes(session, config, {task.task_id for task in tasks})
         arms = arms_of(harnesses, change.changes)
         about = {
             **change.about,
@@ -103,13 +80,13 @@ def run(args: argparse.Namespace) -> Report:
             "tasks": [task.task_id for task in tasks],
             "arms": [arm.name for arm in arms],
         }
-        with open_run(STUDY, args, session.model, about, change.derived) as folder:
-            roll_out(folder, session, environment, tasks, arms, args, given)
+        with open_run(STUDY, config, session.model, about, change.derived) as folder:
+            roll_out(folder, session, environment, tasks, arms, config, given)
             by_id = {task.task_id: task for task in tasks}
             steps = with_copies(folder.rows("steps"), environment, by_id, phrases(wording))
-            tables = derive(folder, steps, session.streams("rollout"), arms[0].name, args.detectors)
+            tables = derive(folder, steps, session.streams("rollout"), arms[0].name, config.detectors)
             folder.finish({"prefix_caches_run": session.engine.forwards.ran})
-    return Report(f"{rollout_text(tables)}\nwritten to {args.out}")
+    return Report(f"{rollout_text(tables)}\nwritten to {config.out}")
 
 
 def derive(
@@ -145,12 +122,6 @@ STUDY = Study(
     "rollout",
     "let the model act under harnesses, bans and changed heads, and count what it repeats",
     "backfire rollout --env toolshed --harness all --tasks 24 --out runs/rollouts",
-    (
-        *ON_MODEL,
-        *(AGENT_ENV, PROBLEMS, WORDING, SEED),
-        *(HARNESS, BAN, CHANGE, HEADS, BY, DRAWS, HOW, WHERE, ALPHA, REFERENCE, ITEMS),
-        *(TASKS, STEPS, TOKENS, FIRST, TEMPERATURE, SAMPLES, DETECTORS),
-        *(OUT, QUIET),
-    ),
+    RolloutConfig,
     run,
 )

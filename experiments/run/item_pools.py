@@ -26,7 +26,7 @@ from envs.coderepair.problems import Problem, bundled_problems, load_problems
 from experiments.run.durable import replace
 from experiments.run.places import checkpoint_cache
 from experiments.run.progress import bar
-from experiments.run.study import existing
+from experiments.run.study import SourceOptions, existing
 from mech.errors import InputError
 from probes.items.coderepair import coderepair_pool
 from probes.items.item import Item, dump_items, item_line, load_items
@@ -35,7 +35,7 @@ from probes.items.toolshed import Templates, build_toolshed_items
 logger = logging.getLogger(__name__)
 
 
-def read_pool(args: argparse.Namespace) -> list[Item]:
+def read_pool(args: SourceOptions | argparse.Namespace) -> list[Item]:
     """All items of the file that --items names, or of the environments that --env names.
 
     Raises:
@@ -53,12 +53,12 @@ def read_pool(args: argparse.Namespace) -> list[Item]:
     return pool
 
 
-def templates_of(args: argparse.Namespace) -> Templates:
+def templates_of(args: SourceOptions | argparse.Namespace) -> Templates:
     """What --templates says; the paper's for commands that have no such option (rollouts act in these)."""
     return "all" if getattr(args, "templates", "paper") == "all" else "paper"
 
 
-def by_template(args: argparse.Namespace, env: str) -> bool:
+def by_template(args: SourceOptions | argparse.Namespace, env: str) -> bool:
     """Whether --limit balances these items over templates and prompts: toolshed's own ones of all templates.
 
     Item files, the paper's pool and CodeRepair keep the selection that published and recorded runs have.

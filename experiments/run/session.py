@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -17,12 +18,23 @@ import pandas as pd
 import torch
 from pydantic import ConfigDict, TypeAdapter
 
+from experiments.run.durable import replace
 from experiments.run.item_pools import by_template, read_pool
 from experiments.run.places import checkpoint_cache
 from experiments.run.provenance import provenance
 from experiments.run.run_folder import RunFolder
 from experiments.run.seeds import derive, stream
-from experiments.run.study import Study, existing
+from experiments.run.study import (
+    ModelOptions,
+    OutOptions,
+    PoolOptions,
+    RunOptions,
+    SessionOptions,
+    Study,
+    WordingFileOptions,
+    existing,
+    to_toml,
+)
 from mech.engine.engine import Engine
 from mech.errors import InputError
 from mech.input_files import SHOWN, NotJson, checked, parse_json, read_bytes
@@ -90,7 +102,7 @@ def cluster_label(item: Item, level: str) -> str:
 _IDS = TypeAdapter(list[str], config=ConfigDict(strict=True))
 
 
-def read_items(args: argparse.Namespace) -> list[Item]:
+def read_items(args: PoolOptions | argparse.Namespace) -> list[Item]:
     """The items that --env/--items, --ids and --limit name, each with its unrelated call; --limit holds for each env.
 
     Raises:
@@ -120,7 +132,7 @@ def _read_ids(path: Path | None) -> list[str] | None:
     return ids
 
 
-def open_model(args: argparse.Namespace, wording: Wording | None = None) -> Model:
+def open_model(args: ModelOptions | argparse.Namespace, wording: Wording | None = None) -> Model:
     """The model that --model names, checked; --allow-special-in-content says how it reads messages.
 
     Raises:
@@ -135,9 +147,9 @@ def open_model(args: argparse.Namespace, wording: Wording | None = None) -> Mode
     return model
 
 
-def open_redrawn(args: argparse.Namespace, name: str) -> Model:
+def open_redrawn(args: ModelOptions, seed: int, name: str) -> Model:
     """The placebo of that model: weights drawn anew under the base seed and this name, checked as any."""
-    generator = torch.Generator().manual_seed(derive(args.seed, name))
+    generator = torch.Generator().manual_seed(derive(seed, name))
     model = load_redrawn(
         args.model,
         generator,
@@ -149,12 +161,12 @@ def open_redrawn(args: argparse.Namespace, name: str) -> Model:
     return dataclasses.replace(model, special_in_content=args.allow_special_in_content)
 
 
-def open_engine(args: argparse.Namespace, wording: Wording) -> Engine:
-    """The model that --model names in an engine, with its cache folder and the chosen path; raises as `open_model`."""
-    return Engine(open_model(args, wording), cache_dir=args.cache, slow=args.engine == "reference")
+def open_engine(model: Model, args: RunOptions | argparse.Namespace) -> Engine:
+    """The model in an engine, with its cache folder and the chosen path."""
+    return Engine(model, cache_dir=args.cache, slow=args.engine == "reference")
 
 
-def open_session(args: argparse.Namespace, one_env: bool = False) -> Session:
+def open_session(args: SessionOptions | argparse.Namespace, one_env: bool = False) -> Session:
     """The place to write, items and wording first (a mistake there costs nothing), then the model.
 
     Raises:
@@ -169,17 +181,17 @@ def open_session(args: argparse.Namespace, one_env: bool = False) -> Session:
             f"These tables are of one environment, not of {' and '.join(envs)}: choose --env, or an item file of one."
         )
     wording = read_wording(args)
-    engine = open_engine(args, wording)
+    engine = open_engine(open_model(args, wording), args)
     return Session(engine, items, wording, lambda name: stream(args.seed, name), cluster=args.cluster)
 
 
-def read_wording(args: argparse.Namespace) -> Wording:
+def read_wording(args: WordingFileOptions | argparse.Namespace) -> Wording:
     """The wording that --wording names, or the project's own."""
     path = existing(args.wording, "wording")
     return load_wording() if path is None else load_wording(path)
 
 
-def require_out(args: argparse.Namespace) -> Path:
+def require_out(args: OutOptions | argparse.Namespace) -> Path:
     """The run folder that --out names; raises InputError where there is none."""
     if args.out is None:
         raise InputError("Say where to write with --out FOLDER.")
@@ -187,11 +199,12 @@ def require_out(args: argparse.Namespace) -> Path:
 
 
 def open_run(
-    study: Study,
-    args: argparse.Namespace,
+    study: Study[Any],
+    args: OutOptions | argparse.Namespace,
     model: Model,
     more: Mapping[str, Any],
     derived: Mapping[str, Any] | None = None,
+    entry: str | None = None,
 ) -> RunFolder:
     """Claim the run folder for a study.
 
@@ -202,6 +215,7 @@ def open_run(
         more: recorded beside it.
         derived: what decides rows as an option does but comes from elsewhere, such as head sets chosen by a table of
             the folder: part of the settings, so that a run is not resumed under others.
+        entry: the run's name in run.json; None is the study's.
 
     Raises:
         InputError: no --out, or the folder cannot be used.
@@ -220,21 +234,28 @@ def open_run(
         "tokenizer_sha256": tokenizer_sha256(model),
         "chat_template_sha256": template_sha256(model),
     }
-    return open_folder(study, args, identity, more, derived)
+    return open_folder(study, args, identity, more, derived, entry)
 
 
 def open_folder(
-    study: Study,
-    args: argparse.Namespace,
+    study: Study[Any],
+    args: OutOptions | argparse.Namespace,
     identity: Mapping[str, Any] | None = None,
     more: Mapping[str, Any] | None = None,
     derived: Mapping[str, Any] | None = None,
+    entry: str | None = None,
 ) -> RunFolder:
-    """As `open_run`, of the model with this identity, or of none."""
+    """As `open_run`, of the model with this identity, or of none; STUDY.toml has all settings, for --config."""
     command = shlex.join(["backfire", *sys.argv[1:]])
     settings = {**study.settings(args), **(derived or {})}
     about = {**provenance(identity or {}), **(more or {})}
-    return RunFolder.open(require_out(args), study.name, settings, about, command)
+    folder = RunFolder.open(require_out(args), entry or study.name, settings, about, command)
+    try:
+        replace(folder.path / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', folder.study)}.toml", to_toml(study, args))
+    except BaseException:
+        folder.close()
+        raise
+    return folder
 
 
 def about_items(session: Session) -> dict[str, Any]:

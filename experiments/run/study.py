@@ -1,29 +1,58 @@
-"""Command-line options as values: one list a study, from which come the flags, the help and the run's identity.
+"""A study's settings: a frozen config class, from whose fields come the flags, the help and the run's identity.
 
-An option either decides the numbers (it is part of the configuration whose hash a run folder keeps) or is marked
-`presentation` (where to write, whether to show progress). A file option enters the configuration by its contents.
+A field is annotated with its type and a `Flag` (help, and how its words are read). It either decides the numbers (it is
+part of the configuration whose hash a run folder keeps) or is marked `presentation` (where to write, whether to show
+progress). A file enters the configuration by its contents.
+
+Studies that are not converted yet list their `Option`s and are run on an `argparse.Namespace`.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+import keyword
+import math
+import re
+import types
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mech.errors import InputError
 
 
 @dataclass(frozen=True)
-class Option:
-    """One flag: `--name`, its type, default and help; `choices` where only some values make sense.
+class Flag:
+    """What a config field's `Annotated[...]` says of its flag, beside name, type and default.
 
-    A `positional` one is no flag: words without a name in front, parsed as a list; one at least, if it has no default.
-    A `switch` takes no word: the flag is there or not. A `repeatable` flag may be given several
-    times: the values are a tuple in the order given, without those that say the default, which stands where nothing
-    else was said.
+    Attributes:
+        help: one line.
+        parse: one word as the value, ValueError where it is none; None follows the annotation (str, int, float, Path).
+        choices: the only words that make sense, where the annotation is no Literal.
+        presentation: the field decides no number and is no part of the run's identity.
+        positional: words without a name in front, parsed as a tuple.
+        repeatable: the flag may be given several times; the values are a tuple in the order given, without those that
+            say the default, which stands where nothing else was said.
+    """
+
+    help: str
+    parse: Callable[[str], Any] | None = None
+    choices: tuple[str, ...] | None = None
+    presentation: bool = False
+    positional: bool = False
+    repeatable: bool = False
+
+
+@dataclass(frozen=True)
+class Option:
+    """One flag as it is read and shown: that of a config's field, or of a study without a config class.
+
+    A `switch` takes no word: the flag is there or not. For the rest see `Flag`.
     """
 
     name: str
@@ -38,8 +67,55 @@ class Option:
 
     @property
     def key(self) -> str:
-        """The attribute under which the parsed value is found."""
+        """The name in the run's identity."""
         return self.name.replace("-", "_")
+
+    @property
+    def field(self) -> str:
+        """The config's field: the key, with a line behind it where that is a word of Python (`from_`)."""
+        return f"{self.key}_" if keyword.iskeyword(self.key) else self.key
+
+    def read(self, text: str) -> Any:
+        """The value that a word says.
+
+        Raises:
+            InputError: it says none; the sentence begins with the flag.
+        """
+        if self.choices is not None and text not in self.choices:
+            raise InputError(f"--{self.name}: '{text}' is not one of {', '.join(self.choices)}.")
+        try:
+            return _PLAIN.get(self.type, self.type)(text)
+        except ValueError as error:
+            raise InputError(f"--{self.name}: {str(error).rstrip('.')}.") from error
+
+
+def options_of(config: Any) -> tuple[Option, ...]:
+    """The flags of a config class, in the order of its fields."""
+    return _options(config)
+
+
+@functools.cache
+def _options(config: Any) -> tuple[Option, ...]:
+    hints = get_type_hints(config, include_extras=True)
+    return tuple(_option(field, hints[field.name]) for field in dataclasses.fields(config))
+
+
+def _option(field: dataclasses.Field[Any], hint: Any) -> Option:
+    kind, flag = get_args(hint)
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next(one for one in get_args(kind) if one is not type(None))
+    choices = get_args(kind) if get_origin(kind) is Literal else flag.choices
+    return Option(
+        field.name.rstrip("_").replace("_", "-"),
+        flag.parse or (str if get_origin(kind) is Literal else kind),
+        field.default,
+        flag.help,
+        choices,
+        flag.presentation,
+        flag.positional,
+        kind is bool,
+        flag.repeatable,
+    )
 
 
 @dataclass(frozen=True)
@@ -50,54 +126,143 @@ class Report:
     ok: bool = True
 
 
+C = TypeVar("C")
+
+
 @dataclass(frozen=True)
-class Study:
-    """One subcommand: what it does in a line, an example, its options, and the function that does it."""
+class Study(Generic[C]):
+    """One subcommand: what it does in a line, an example, its config class, and the function that does it.
+
+    A study that maps over items is an `experiments.run.run_study.ItemStudy`. `config` is a tuple of options in studies
+    without a config class, which are run on a namespace.
+    """
 
     name: str
     summary: str
     example: str
-    options: tuple[Option, ...]
-    run: Callable[[argparse.Namespace], Report]
+    config: type[C] | tuple[Option, ...]
+    run: Callable[[C], Report]
 
-    def settings(self, args: argparse.Namespace) -> dict[str, Any]:
-        """The configuration: every option that decides the numbers, files by the SHA-256 of their contents."""
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """Its flags."""
+        config: Any = self.config
+        return config if isinstance(config, tuple) else options_of(config)
+
+    def settings(self, config: Any) -> dict[str, Any]:
+        """The run's identity: every setting that decides the numbers, files by the SHA-256 of their contents."""
         return {
-            option.key: _setting(getattr(args, option.key))
-            for option in self.options
+            option.key: _setting(value)
+            for option, value in values_of(self, config).items()
             if not option.presentation
         }
 
 
+def values_of(study: Study[Any], config: Any) -> dict[Option, Any]:
+    """Every option with its value in a config (or namespace)."""
+    names = {one: one.field if dataclasses.is_dataclass(config) else one.key for one in study.options}
+    return {option: getattr(config, name) for option, name in names.items()}
+
+
+def arguments(study: Study[Any], chosen: Mapping[str, Any]) -> Any:
+    """A study's config with these values, by key, and defaults; names that it does not have are passed over."""
+    known = {option: chosen[option.key] for option in study.options if option.key in chosen}
+    if isinstance(study.config, tuple):
+        defaults = {option: option.default for option in study.options}
+        return argparse.Namespace(**{one.key: value for one, value in {**defaults, **known}.items()})
+    return study.config(**{option.field: value for option, value in known.items()})
+
+
+def keyed(config: Any) -> dict[str, Any]:
+    """The values of a config or a namespace by key, as `arguments` takes them."""
+    return {name.removesuffix("_"): value for name, value in vars(config).items()}
+
+
+def narrowed(config: Any, options: type[C]) -> C:
+    """The settings that a group of options has, as that group; its defaults where the config has none."""
+    names = {option.field for option in options_of(options)}
+    return options(**{name: value for name, value in vars(config).items() if name in names})
+
+
+def changed(config: Any, **values: Any) -> Any:
+    """The config or namespace with other values."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return dataclasses.replace(config, **values)
+    return argparse.Namespace(**{**vars(config), **values})
+
+
+def to_toml(study: Study[Any], config: Any) -> str:
+    """All settings but those that are None, as TOML under the names of the flags, which --config reads."""
+    lines = [
+        f"{option.name} = {_toml(value)}"
+        for option, value in values_of(study, config).items()
+        if value is not None
+    ]
+    return "\n".join([f"# backfire {study.name} --config THIS", *lines, ""])
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_toml, value))}]"
+    # A JSON string is one of TOML, but for the one control character that JSON leaves as it is.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def whole_number(text: str) -> int:
+    """A whole number."""
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ValueError(f"'{text}' is not a whole number") from error
+
+
+def number(text: str) -> float:
+    """A finite number."""
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise ValueError(f"'{text}' is not a number") from error
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not finite")
+    return value
+
+
+_PLAIN: Mapping[Any, Callable[[str], Any]] = {int: whole_number, float: number}
+
+
 def positive(text: str) -> int:
     """A whole number of at least 1."""
-    value = int(text)
+    value = whole_number(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+        raise ValueError(f"{text} is less than 1")
     return value
 
 
 def not_negative(text: str) -> int:
     """A whole number of at least 0."""
-    value = int(text)
+    value = whole_number(text)
     if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is less than 0")
+        raise ValueError(f"{text} is less than 0")
     return value
 
 
 def positive_number(text: str) -> float:
     """A finite number above 0."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    value = number(text)
+    if value <= 0:
+        raise ValueError(f"{text} is not above 0")
     return value
 
 
 def not_negative_number(text: str) -> float:
     """A finite number of at least 0."""
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not 0 or above")
+    value = number(text)
+    if value < 0:
+        raise ValueError(f"{text} is not 0 or above")
     return value
 
 
@@ -134,10 +299,13 @@ def _sha256(path: Path) -> str:
 
 @dataclass(frozen=True)
 class ReferenceFile:
-    """An item file that a reference set is drawn from, and how many of its items are drawn at most."""
+    """An item file that a reference set is drawn from, and how many of its items are drawn at most; str: N@FILE."""
 
     path: Path
     n: int
+
+    def __str__(self) -> str:
+        return f"{self.n}@{self.path}"
 
 
 REFERENCE_SIZE = 32
@@ -148,79 +316,155 @@ def reference_items(text: str) -> int | ReferenceFile:
     count, at, name = text.partition("@")
     if at and name and count.isdigit():
         return ReferenceFile(Path(name), positive(count))
-    try:
+    if re.fullmatch(r"\s*[+-]?\d+\s*", text):
         return positive(text)
-    except ValueError:
-        return ReferenceFile(Path(text), REFERENCE_SIZE)
+    return ReferenceFile(Path(text), REFERENCE_SIZE)
 
 
-MODEL = Option("model", str, "smollm2-135m-q4", "bundled name, short name, folder, .gguf file or hub id")
-PRE = Option(
-    "pre",
-    str,
-    None,
-    "pre-tokenizer of a .gguf file that names none (tokenizer.ggml.pre), such as smollm or qwen2",
-)
-DTYPE = Option("dtype", str, "float32", "parameter type", ("float32", "float64", "bfloat16", "float16"))
-DEVICE = Option("device", str, "cpu", "torch device")
-ALLOW_SPECIAL = Option(
-    "allow-special-in-content",
-    bool,
-    False,
-    "special tokens spelt in items, wording or replies become real ones (else they are text)",
-    switch=True,
-)
-SEED = Option("seed", int, 0, "base seed; every random draw has its own stream under it")
-OUT = Option("out", Path, None, "run folder; resumed when it exists", presentation=True)
-CACHE = Option(
-    "cache", Path, None, "folder for kept activations, read before anything is run", presentation=True
-)
-QUIET = Option("quiet", bool, False, "no progress bars", presentation=True, switch=True)
-ENV = Option("env", str, "toolshed", "environment the items are made in", ("toolshed", "coderepair", "all"))
-TEMPLATES = Option(
-    "templates",
-    str,
-    "all",
-    "toolshed's own pool: 14 kinds of task under 6 system prompts and 4 frames, or the paper's 6 under one",
-    ("all", "paper"),
-)
-PROBLEMS = Option(
-    "problems", Path, None, "coderepair's problems in MBPP's schema: JSON, JSON lines or a datasets folder"
-)
-ITEMS = Option("items", Path, None, "items as JSON lines, instead of the environment's own")
-IDS = Option("ids", Path, None, "JSON list of item ids to take")
-LIMIT = Option("limit", positive, None, "take a balanced sample of this many items")
-WORDING = Option("wording", Path, None, "JSON file with the wording of the conditions")
-CONDITIONS = Option(
-    "conditions", str, "core", "core (pre, fail, succ, neut, abstract) or a list such as pre,neut"
-)
-DELTA = Option("delta", positive_number, 0.5, "nats within which a change counts as none (equivalence)")
-CLUSTER = Option(
-    "cluster",
-    str,
-    "task",
-    "what the intervals and tests resample: items of one task, of one template, or of one system prompt",
-    ("task", "template", "system"),
-    presentation=True,
-)
-METRIC = Option(
-    "metric",
-    str,
-    "logprob",
-    "what is shown and searched by: log p(a×), its margin over the reference call, or its diverging tokens alone",
-    ("logprob", "margin", "diverging"),
-    presentation=True,
-)
-ENGINE = Option(
-    "engine", str, "packed", "reference: one hooked full forward a question", ("packed", "reference")
-)
+@dataclass(frozen=True, kw_only=True)
+class NameOptions:
+    """Which model."""
 
-ON_MODEL: Sequence[Option] = (MODEL, PRE, DTYPE, DEVICE, ALLOW_SPECIAL)
-ON_ITEMS: Sequence[Option] = (ENV, TEMPLATES, PROBLEMS, ITEMS, IDS, LIMIT, WORDING, SEED, CLUSTER)
-RUNNING: Sequence[Option] = (ENGINE, OUT, CACHE, QUIET)
+    model: Annotated[str, Flag("bundled name, short name, folder, .gguf file or hub id")] = "smollm2-135m-q4"
+    pre: Annotated[
+        str | None,
+        Flag("pre-tokenizer of a .gguf file that names none (tokenizer.ggml.pre), such as smollm or qwen2"),
+    ] = None
 
 
-def arguments(study: Study, chosen: dict[str, Any]) -> argparse.Namespace:
-    """A study's options at their defaults, but for those chosen; names it does not have are passed over."""
-    values = {option.key: option.default for option in study.options}
-    return argparse.Namespace(**{**values, **{key: value for key, value in chosen.items() if key in values}})
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How a model is loaded."""
+
+    dtype: Annotated[Literal["float32", "float64", "bfloat16", "float16"], Flag("parameter type")] = "float32"
+    device: Annotated[str, Flag("torch device")] = "cpu"
+    allow_special_in_content: Annotated[
+        bool, Flag("special tokens spelt in items, wording or replies become real ones (else they are text)")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(LoadOptions, NameOptions):
+    """Which model, and how it is loaded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedOptions:
+    """The base seed."""
+
+    seed: Annotated[int, Flag("base seed; every random draw has its own stream under it")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions(SeedOptions):
+    """Where items come from."""
+
+    env: Annotated[Literal["toolshed", "coderepair", "all"], Flag("environment the items are made in")] = (
+        "toolshed"
+    )
+    templates: Annotated[
+        Literal["all", "paper"],
+        Flag(
+            "toolshed's own pool: 14 kinds of task under 6 system prompts and 4 frames, or the paper's 6 under one"
+        ),
+    ] = "all"
+    problems: Annotated[
+        Path | None,
+        Flag("coderepair's problems in MBPP's schema: JSON, JSON lines or a datasets folder"),
+    ] = None
+    items: Annotated[Path | None, Flag("items as JSON lines, instead of the environment's own")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolOptions(SourceOptions):
+    """Which items."""
+
+    ids: Annotated[Path | None, Flag("JSON list of item ids to take")] = None
+    limit: Annotated[int | None, Flag("take a balanced sample of this many items", positive)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordingFileOptions:
+    """How transcripts are worded."""
+
+    wording: Annotated[Path | None, Flag("JSON file with the wording of the conditions")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordingOptions(WordingFileOptions):
+    """How transcripts are worded, and what intervals resample."""
+
+    cluster: Annotated[
+        Literal["task", "template", "system"],
+        Flag(
+            "what the intervals and tests resample: items of one task, of one template, or of one system prompt",
+            presentation=True,
+        ),
+    ] = "task"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemOptions(WordingOptions, PoolOptions):
+    """Which items, how their transcripts are worded, and what intervals resample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOptions:
+    """Where to write, and whether to show progress."""
+
+    out: Annotated[Path | None, Flag("run folder; resumed when it exists", presentation=True)] = None
+    quiet: Annotated[bool, Flag("no progress bars", presentation=True)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Which engine."""
+
+    engine: Annotated[
+        Literal["packed", "reference"], Flag("reference: one hooked full forward a question")
+    ] = "packed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(EngineOptions, OutOptions):
+    """How a run on an engine goes."""
+
+    cache: Annotated[
+        Path | None,
+        Flag("folder for kept activations, read before anything is run", presentation=True),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOptions(RunOptions, ItemOptions, ModelOptions):
+    """What every study of decision points is given: model, items, run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricOptions:
+    """The metric that a report shows; rows and tables hold all of them."""
+
+    metric: Annotated[
+        Literal["logprob", "margin", "diverging"],
+        Flag(
+            "what is shown and searched by: log p(a×), its margin over the reference call, or its diverging "
+            "tokens alone",
+            presentation=True,
+        ),
+    ] = "logprob"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaOptions:
+    """The bound of equivalence."""
+
+    delta: Annotated[
+        float, Flag("nats within which a change counts as none (equivalence)", positive_number)
+    ] = 0.5
+
+
+# For studies without a config class.
+ON_MODEL = MODEL, PRE, DTYPE, DEVICE, ALLOW_SPECIAL = options_of(ModelOptions)
+SEED, ENV, TEMPLATES, PROBLEMS, ITEMS, IDS, LIMIT, WORDING, CLUSTER = ON_ITEMS = options_of(ItemOptions)
+OUT, QUIET, ENGINE, CACHE = RUNNING = options_of(RunOptions)
+(DELTA,) = options_of(DeltaOptions)

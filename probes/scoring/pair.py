@@ -18,12 +18,12 @@ elsewhere where the two lengths happen to be equal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mech.decoding.turn_spans import turn_end
 from mech.engine.engine import Engine, Run
-from mech.engine.queries import Score
+from mech.engine.queries import Query, Score
 from mech.errors import InputError
 from mech.heads import HeadSet
 from mech.interventions.edits import HEAD_SITES
@@ -35,7 +35,7 @@ from probes.prompts import conditions
 from probes.prompts.conditions import AS_LONG_AS, NEARLY_AS_LONG
 from probes.prompts.wording import Wording
 from probes.scoring.record import counter, recorded_call, rendered, spans
-from probes.scoring.score import build_queries, run_alone
+from probes.scoring.score import ScoringQuery, build_queries, run_alone
 
 AT = ("candidate", "record", "observation")
 EMPTY = "pre"
@@ -82,23 +82,23 @@ def shared_positions(
 
 
 def pattern_columns(
-    model: Model, item: Item, donor: tuple[str, Run], recipient: tuple[str, Run], wording: Wording
+    model: Model, item: Item, donor: tuple[str, Query], recipient: tuple[str, Query], wording: Wording
 ) -> list[tuple[int, int]]:
     """(donor position, recipient position) for every position of the donor, as `mech.patching.patterns.carried` takes.
 
     Args:
         model: whose tokens.
         item: the decision point.
-        donor: the condition whose attention is taken, and its run.
-        recipient: the condition that it is carried to, and its run.
+        donor: the condition whose attention is taken, and its query.
+        recipient: the condition that it is carried to, and its query.
         wording: how a failure is written.
 
     Raises:
         LengthMismatch: the two conditions have a record and are not equally long in every part.
         InputError: the recipient has no record and the donor has one, or the template does not keep the parts apart.
     """
-    (theirs, their_run), (ours, our_run) = donor, recipient
-    n_theirs, n_ours = len(their_run.query.tokens), len(our_run.query.tokens)
+    (theirs, their_query), (ours, our_query) = donor, recipient
+    n_theirs, n_ours = len(their_query.tokens), len(our_query.tokens)
     if theirs == ours:
         return [(place, place) for place in range(n_theirs)]
     require_pattern_pair(theirs, ours)
@@ -113,8 +113,8 @@ def pattern_columns(
     before, rendering = rendered(model, item, EMPTY, wording)
     start = turn_end(model, before, rendering, len(before))
     end = spans(model, item, ours, wording)["observation"].stop
-    same = their_run.query.tokens[:start] == our_run.query.tokens[:start]
-    if not same or their_run.query.tokens[start:] != our_run.query.tokens[end:]:
+    same = their_query.tokens[:start] == our_query.tokens[:start]
+    if not same or their_query.tokens[start:] != our_query.tokens[end:]:
         raise InputError(
             f"With this chat template {theirs} and {ours} of item {item.item_id} have not the same tokens around "
             "the record: attention cannot be carried over."
@@ -165,28 +165,72 @@ class PatchTask:
         """Run both conditions, each ended by this candidate of the item.
 
         Raises:
-            LengthMismatch: the item's conditions do not correspond at these positions.
-            InputError: an unknown site, condition or candidate, or no record where one is asked for.
+            LengthMismatch, InputError: as `corresponding`.
         """
-        site, at, source, target = group
-        if site not in SITES:
-            raise InputError(f"'{site}' is not a site to patch: choose one of {', '.join(SITES)}.")
-        model = engine.model
-        positions: tuple[int, ...] = ()
-        if at != "candidate":
-            positions = shared_positions(model, item, (source, target), wording, at)
+        model, (site, at, _, _) = engine.model, group
+        positions, (low, high) = corresponding(model, item, group, wording, candidate)
         keep = pattern_names(model) if site == "pattern" else site_names(model, site)
-        runs = []
-        for condition in (source, target):
-            [scoring] = build_queries(model, item, [condition], wording, [candidate])
-            exact = condition not in NEARLY_AS_LONG  # the action positions correspond in any pair
-            if exact and scoring.length_mismatch and AS_LONG_AS.get(condition) in (source, target):
-                raise LengthMismatch(
-                    f"{condition} of item {item.item_id} is {scoring.length_mismatch:+d} tokens off the length of "
-                    f"{AS_LONG_AS[condition]}."
-                )
-            runs.append(run_alone(engine, scoring, keep, {at: positions} if positions else {}))
-        return cls(item, group, runs[0], runs[1], positions, wording)
+        where = {at: positions} if positions else {}
+        runs = (run_alone(engine, scoring, keep, where) for scoring in (low, high))
+        return cls(item, group, next(runs), next(runs), positions, wording)
+
+
+def corresponding(
+    model: Model,
+    item: Item,
+    group: tuple[str, str, str, str],
+    wording: Wording,
+    candidate: str = "failed",
+) -> tuple[tuple[int, ...], tuple[ScoringQuery, ScoringQuery]]:
+    """Where the two conditions of a group correspond (empty at the action positions), and their queries.
+
+    Raises:
+        LengthMismatch: the item's conditions do not correspond at these positions.
+        InputError: an unknown site, condition or candidate, or no record where one is asked for.
+    """
+    site, at, source, target = group
+    if site not in SITES:
+        raise InputError(f"'{site}' is not a site to patch: choose one of {', '.join(SITES)}.")
+    positions: tuple[int, ...] = ()
+    if at != "candidate":
+        positions = shared_positions(model, item, (source, target), wording, at)
+    queries = []
+    for condition in (source, target):
+        [scoring] = build_queries(model, item, [condition], wording, [candidate])
+        exact = condition not in NEARLY_AS_LONG  # the action positions correspond in any pair
+        if exact and scoring.length_mismatch and AS_LONG_AS.get(condition) in (source, target):
+            raise LengthMismatch(
+                f"{condition} of item {item.item_id} is {scoring.length_mismatch:+d} tokens off the length of "
+                f"{AS_LONG_AS[condition]}."
+            )
+        queries.append(scoring)
+    return positions, (queries[0], queries[1])
+
+
+def mismatch(
+    model: Model,
+    item: Item,
+    group: tuple[str, str, str, str],
+    wording: Wording,
+    candidates: Sequence[str],
+    directions: Sequence[str],
+) -> str | None:
+    """Why the item cannot be patched in these directions, its conditions being of other lengths; None where it can.
+
+    Raises:
+        InputError: as `corresponding` and `pattern_columns`.
+    """
+    site, _, source, target = group
+    try:
+        for candidate in candidates:
+            _, (low, high) = corresponding(model, item, group, wording, candidate)
+            for direction in directions if site == "pattern" else ():
+                ends = ((source, low.query), (target, high.query))
+                donor, recipient = ends if direction == "noise" else ends[::-1]
+                pattern_columns(model, item, donor, recipient, wording)
+    except LengthMismatch as reason:
+        return str(reason)
+    return None
 
 
 def patched(
@@ -212,7 +256,9 @@ def patched(
     recipient, donor, sign = sides(task.low, task.high, direction)
     if site == "pattern":
         theirs, ours = names if sign < 0 else reversed(names)
-        columns = pattern_columns(engine.model, task.item, (theirs, donor), (ours, recipient), task.wording)
+        columns = pattern_columns(
+            engine.model, task.item, (theirs, donor.query), (ours, recipient.query), task.wording
+        )
         single = patch_patterns(engine, recipient, donor, columns, heads)
         joint = patch_pattern_sets(engine, recipient, donor, columns, sets)
         return {Part(head.layer, head.head): score for head, score in single.items()}, joint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.heads.ablation import METHODS
+from experiments.heads.ablation import METHODS, ArmOptions
 from experiments.heads.arms import ArmSpec, parse_arms
 from experiments.run.run_folder import RunFolder
 from experiments.run.schema import TABLES
@@ -226,8 +225,7 @@ def test_two_words_for_the_same_arm_are_refused(shell: Shell) -> None:
 
 
 def spec(*words: str, **more: Any) -> list[ArmSpec]:
-    settings = {"how": "mean", "where": "all", "alpha": 0.5, "draws": 20, **more}
-    return parse_arms(argparse.Namespace(ablate=words or "none", **settings))
+    return parse_arms(ArmOptions(ablate=words or "none", **more))
 
 
 def test_a_label_says_what_an_arm_is_whatever_the_defaults() -> None:

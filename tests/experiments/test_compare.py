@@ -51,10 +51,7 @@ def scoring(
 
     def run(*words: str) -> Said:
         capsys.readouterr()
-        try:
-            code = main(["compare", *words])
-        except SystemExit as stop:  # argparse
-            code = int(stop.code or 0)
+        code = main(["compare", *words])
         shown = capsys.readouterr()
         return Said(code, shown.out.splitlines(), shown.err.splitlines())
 

@@ -734,11 +734,11 @@ def test_the_mean_is_taken_over_other_tasks_and_says_so(shell: Shell) -> None:
 
 
 def _arguments(shell: Shell, ids: Path) -> Any:
-    from experiments.cli import parser
     from experiments.mechanism.ablate import STUDY
+    from experiments.run.flags import parse
 
     words = ["--items", str(shell.items), "--ids", str(ids), "--heads", "L0H0", "--reference-items", "2"]
-    return parser(STUDY).parse_args(words)
+    return parse(STUDY, words).config
 
 
 # --- items and doctor
