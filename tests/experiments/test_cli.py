@@ -259,6 +259,37 @@ def test_a_flag_wins_over_the_file_and_faults_of_the_file_are_one_sentence(tmp_p
         parse("layers", "--config", str(file))
 
 
+def test_a_configuration_file_that_is_missing_or_no_toml_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="^Cannot read the configuration file"):
+        parse("layers", "--config", str(tmp_path / "none"))
+    (tmp_path / "torn").write_text("limit = ")
+    with pytest.raises(InputError, match="is not TOML"):
+        parse("layers", "--config", str(tmp_path / "torn"))
+
+
+def test_the_level_of_the_log_is_one_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert flags.parse(ALL["items"], ["--log-level", "debug"]).log_level == "debug"
+    assert main(["items", "--log-level", "loud"]) == 2
+    assert "--log-level" in capsys.readouterr().err
+
+
+def test_completion_knows_every_command_and_its_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SHELL", "/bin/bash")
+    assert main(["--install-completion"]) == 0
+    written = Path(capsys.readouterr().out.strip().removeprefix("written to ")).read_text()
+    assert all(name in written for name in COMMANDS) and "--reference-items" in written
+    monkeypatch.setattr(flags.App, "install_completion", _no_shell)
+    assert main(["--install-completion"]) == 2
+    assert "Completion could not be installed" in capsys.readouterr().err
+
+
+def _no_shell(*_: Any, **__: Any) -> None:
+    raise flags.ShellDetectionError("no shell")
+
+
 def test_a_file_option_is_known_by_its_contents(tmp_path: Path) -> None:
     one, same, other = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     for file, text in ((one, "x"), (same, "x"), (other, "y")):
