@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from envs.errors import InputError as EnvironmentInputError
-from experiments.commands import COMMANDS, GROUPS
+from experiments.commands import COMMANDS, GROUPS, RENAMED
 from mech.errors import InputError
 
 
@@ -78,6 +78,9 @@ def _overview(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print("\n".join(lines).rstrip())
         return 0
+    if words[0] in RENAMED:
+        print(f"backfire: '{words[0]}' is now '{RENAMED[words[0]]}'.", file=sys.stderr)
+        return 2
     print(f"backfire: '{words[0]}' is not a command: choose one of {', '.join(COMMANDS)}.", file=sys.stderr)
     return 2
 

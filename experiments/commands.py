@@ -21,6 +21,8 @@ GROUPS: Mapping[str, str] = {
     "rollouts": "in a running agent",
     "tools": "checks, benchmarks, the demo",
 }
+RENAMED: Mapping[str, str] = {"cut": "knockout"}
+"""A command's earlier name → its name."""
 COMMANDS: Mapping[str, Command] = {
     "items": Command(
         "measure",
@@ -72,7 +74,7 @@ COMMANDS: Mapping[str, Command] = {
         "experiments.mechanism.ablate",
         "take a frozen head set out of the whole run and measure again, beside controls of six kinds",
     ),
-    "cut": Command(
+    "knockout": Command(
         "mechanism",
         "experiments.mechanism.knockout",
         "cut attention from where the call would be repeated to the failed call in the record",

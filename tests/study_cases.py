@@ -21,7 +21,7 @@ from probes.items.item import Item, dump_items
 FolderFactory = Callable[..., Path]
 ON_ITEMS = (
     *("probe", "decomposition", "manipulations", "scaling"),
-    *("patch", "ablate", "cut", "joint", "attribute", "placebo", "agree", "circuit"),
+    *("patch", "ablate", "knockout", "joint", "attribute", "placebo", "agree", "circuit"),
     *("direct", "layers", "path", "mechanism"),
 )
 ABLATES = ("ablate", "joint", "placebo", "mechanism", "circuit")

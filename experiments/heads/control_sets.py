@@ -14,16 +14,17 @@ from 0: `top16/damage3`.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from experiments.heads.ranking import ranking
-from experiments.heads.reference_sets import ReferenceSet, reference_set
-from experiments.run.session import Session
-from experiments.run.study import Option
+from experiments.heads.reference_sets import ReferenceOptions, ReferenceSet, reference_set
+from experiments.heads.spec import RankedOptions
+from experiments.run.session import Session, require_out
+from experiments.run.study import Flag
 from mech.engine.engine import Run
 from mech.engine.sweep import score_interventions
 from mech.errors import InputError
@@ -64,9 +65,19 @@ def control_kinds(text: str) -> tuple[str, ...]:
     return tuple(kind for kind in KINDS if kind in names)
 
 
-CONTROL_KINDS = Option(
-    "control-kinds", control_kinds, KINDS, f"kinds of control sets: all, none, or some of {','.join(KINDS)}"
-)
+@dataclass(frozen=True, kw_only=True)
+class MatchedOptions(RankedOptions, ReferenceOptions):
+    """What control sets are ranked and matched by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindsOptions:
+    """Which kinds of control sets there are."""
+
+    control_kinds: Annotated[
+        tuple[str, ...],
+        Flag(f"kinds of control sets: all, none, or some of {','.join(KINDS)}", control_kinds),
+    ] = KINDS
 
 
 @dataclass(frozen=True)
@@ -92,7 +103,7 @@ class ControlSet:
 
 def control_sets(
     session: Session,
-    settings: argparse.Namespace,
+    settings: MatchedOptions,
     label: str,
     heads: HeadSet,
     kinds: Collection[str],
@@ -103,8 +114,8 @@ def control_sets(
 
     Args:
         session: the model, and the measured items, whose tasks are no reference.
-        settings: `out` (a folder whose heads.csv ranks heads, if there is one), `seed`, `by`, `reference_items` and
-            what the pool is read with (the last two for norm and damage alone).
+        settings: `out` (a folder whose heads.csv ranks heads, if there is one), `seed`, `by`; for norm and damage what
+            a reference set is read with as well.
         label: the selected set's name.
         heads: the selected set.
         kinds: out of KINDS.
@@ -148,14 +159,14 @@ def _random(session: Session, label: str, heads: HeadSet, count: int) -> list[Co
 
 def _norm(
     session: Session,
-    settings: argparse.Namespace,
+    settings: MatchedOptions,
     label: str,
     heads: HeadSet,
     count: int,
     reference: ReferenceSet,
 ) -> list[ControlSet]:
     """No two alike, none where too few heads score low; norms are over the contexts of the reference."""
-    scores, _ = ranking(session.model, settings.out, settings.seed, settings.by)
+    scores, _ = ranking(session.model, require_out(settings), settings.seed, settings.by)
     eligible = low_heads(scores, tuple(dict.fromkeys((*LOW_IN, settings.by))))
     if len([head for head in eligible if head not in heads]) < len(heads):
         return []
@@ -209,12 +220,10 @@ def damage_of(session: Session, reference: ReferenceSet) -> Callable[[Sequence[H
     return measure
 
 
-def _best(
-    session: Session, settings: argparse.Namespace, label: str, heads: HeadSet, kind: str
-) -> ControlSet:
+def _best(session: Session, settings: MatchedOptions, label: str, heads: HeadSet, kind: str) -> ControlSet:
     """As many of the best heads by a score, those that are selected left out."""
     column = SCORE_OF[kind]
-    scores, source = ranking(session.model, settings.out, settings.seed, settings.by)
+    scores, source = ranking(session.model, require_out(settings), settings.seed, settings.by)
     if column not in scores.columns:
         raise InputError(f"{source} has no column {column}: run `backfire heads` again in another folder.")
     chosen = {(head.layer, head.head) for head in heads}

@@ -5,24 +5,31 @@ Controls by kind: `experiments.heads.control_sets`.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from experiments.heads.control_sets import control_sets
+from experiments.heads.control_sets import KindsOptions, MatchedOptions, control_sets
 from experiments.heads.reference_sets import ReferenceSet
 from experiments.heads.spec import choose_heads
 from experiments.run.session import Session
-from experiments.run.study import Option, positive, whole_numbers
+from experiments.run.study import Flag, positive, whole_numbers
 from mech.errors import InputError
 from mech.heads import HeadSet
 
-HEADS = Option("heads", str, "top:16", "top:K by score, heads by name, a head list, not:… or random:…")
-K = Option("k", whole_numbers, None, "with top:K, the sizes of a dose curve in its place: 4,8,16,32")
-CONTROLS = Option(
-    "controls", positive, 20, "control sets of each drawn kind for each size; 20 for a p of 0.05"
-)
+
+@dataclass(frozen=True, kw_only=True)
+class SetsOptions(KindsOptions, MatchedOptions):
+    """Which sets of heads are taken out, and how many controls each has."""
+
+    heads: Annotated[str, Flag("top:K by score, heads by name, a head list, not:… or random:…")] = "top:16"
+    k: Annotated[
+        tuple[int, ...] | None,
+        Flag("with top:K, the sizes of a dose curve in its place: 4,8,16,32", whole_numbers),
+    ] = None
+    controls: Annotated[
+        int, Flag("control sets of each drawn kind for each size; 20 for a p of 0.05", positive)
+    ] = 20
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class Ablated:
         return len(self.heads) if self.heads is not None else 0
 
 
-def selected_sets(session: Session, args: argparse.Namespace) -> list[tuple[str, HeadSet]]:
+def selected_sets(session: Session, args: SetsOptions) -> list[tuple[str, HeadSet]]:
     """Label → heads, of --heads and --k.
 
     Raises:
@@ -75,9 +82,8 @@ def selected_sets(session: Session, args: argparse.Namespace) -> list[tuple[str,
 
 def head_sets(
     session: Session,
-    args: argparse.Namespace,
+    args: SetsOptions,
     selected: Sequence[tuple[str, HeadSet]],
-    kinds: Collection[str],
     reference: ReferenceSet | None,
 ) -> list[Ablated]:
     """No heads; then each selected set with its controls.
@@ -90,7 +96,7 @@ def head_sets(
         sets.append(Ablated(label, "selected", heads, len(heads)))
         sets += [
             Ablated(one.label, one.kind, one.heads, len(heads), one.displaced, one.ratio, one.reached)
-            for one in control_sets(session, args, label, heads, kinds, args.controls, reference)
+            for one in control_sets(session, args, label, heads, args.control_kinds, args.controls, reference)
         ]
     return sets
 

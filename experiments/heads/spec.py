@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,7 @@ from experiments.heads.ranking import ALL_SCORES, ranking
 from experiments.run.session import require_out
 from experiments.run.study import Flag, OutOptions, SeedOptions
 from mech.errors import InputError
-from mech.head_scores.controls import control_stream, distinct_controls, layer_matched
+from mech.head_scores.controls import control_stream, layer_matched
 from mech.head_scores.head_lists import read_head_list
 from mech.head_scores.induction import top_heads
 from mech.heads import HeadSet
@@ -78,38 +78,6 @@ def choose_heads(
             raise InputError(f"'{spec}' leaves no head.")
         return HeadSet(rest)
     return _plain(spec, model, args).check(model.n_layers, model.n_heads)
-
-
-def ranked_sets(
-    model: Model, args: argparse.Namespace, rng_for: Callable[[str], np.random.Generator]
-) -> dict[str, tuple[str, HeadSet]]:
-    """Label → (kind, heads): the best k heads for each of `args.k`, then `args.controls` random sets of their layers.
-
-    The ranking is computed or read once. `top16/random3` is the set that `random3:top:16` names, or, where an earlier
-    draw gave the same set, another draw: the controls of a size differ from one another, so that p counts sets;
-    there are fewer where the model has no more.
-
-    Raises:
-        InputError: more heads are asked for than the model has, or none are left for a control.
-    """
-    scores, _ = ranking(model, args.out, args.seed, args.by)
-    sets: dict[str, tuple[str, HeadSet]] = {}
-    for k in args.k:
-        heads = top_heads(scores, k, args.by)
-        sets[f"top{k}"] = ("selected", heads)
-        found = distinct_controls(heads, model.n_layers, model.n_heads, args.controls, rng_for)
-        sets.update({f"top{k}/random{draw}": ("random", one.heads) for draw, one in enumerate(found)})
-    return sets
-
-
-def displaced(sets: Mapping[str, tuple[str, HeadSet]]) -> dict[str, int]:
-    """Control → how many of its heads had to come from another layer than the ones that they stand for."""
-    out = {}
-    for label, (kind, heads) in sets.items():
-        if kind != "selected":
-            own, wanted = heads.per_layer(), sets[label.rpartition("/")[0]][1].per_layer()
-            out[label] = sum(max(0, len(those) - len(own.get(layer, ()))) for layer, those in wanted.items())
-    return {label: count for label, count in out.items() if count}
 
 
 def _plain(spec: str, model: Model, args: RankedOptions | argparse.Namespace) -> HeadSet:

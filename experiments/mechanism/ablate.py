@@ -10,59 +10,37 @@ reference action, Δsem. ablations.jsonl → tables: `experiments.mechanism.abla
 
 from __future__ import annotations
 
-import argparse
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from experiments.heads.ablation import (
-    ALPHA,
-    BY,
-    DRAWS,
     METHODS,
-    REFERENCE,
-    WHERE,
     CleanRuns,
     Donors,
+    DrawsOptions,
+    PlaceOptions,
+    ReferenceSet,
     Replacement,
     reference_set,
     replacement,
     score_under,
 )
-from experiments.heads.control_sets import CONTROL_KINDS
-from experiments.heads.sets import (
-    CONTROLS,
-    HEADS,
-    Ablated,
-    K,
-    about_sets,
-    head_sets,
-    notes_of,
-    selected_sets,
-)
-from experiments.mechanism.ablation_tables import Tables, write_tables
-from experiments.mechanism.pairs import FROM, TO, pair_of, require_conditions
-from experiments.run.left_out import noted, of_candidates, write_left_out
-from experiments.run.progress import progress
-from experiments.run.session import Session, about_items, open_run, open_session
-from experiments.run.study import (
-    DELTA,
-    METRIC,
-    ON_ITEMS,
-    ON_MODEL,
-    RUNNING,
-    Option,
-    Report,
-    Study,
-    positive,
-    positive_number,
-)
-from experiments.run.tables import forwards_text, frame_text
+from experiments.heads.sets import Ablated, SetsOptions, about_sets, head_sets, notes_of, selected_sets
+from experiments.mechanism.ablation_tables import ablation_tables
+from experiments.mechanism.pairs import PairSweepOptions, pair_of, require_conditions
+from experiments.run.left_out import noted, of_candidates
+from experiments.run.run_folder import RunFolder
+from experiments.run.run_study import ItemContext, ItemStudy, Row, Tables, Unit
+from experiments.run.session import Session, open_session
+from experiments.run.study import DeltaOptions, Flag, Report, positive, positive_number
+from experiments.run.tables import frame_text
 from mech.engine.queries import Score
 from mech.errors import InputError
 from mech.head_scores.induction import RepeatedTokens, repeated_tokens
@@ -72,6 +50,10 @@ from probes.scoring.contrast import contrast_of
 from probes.scoring.text_loss import off_target_losses
 
 logger = logging.getLogger(__name__)
+FAIL = "fail"
+N_SEQUENCES, LENGTH = 8, 32  # repeated random tokens: other ones than heads are chosen on
+REFERENCE_LOGPROB = "reference"
+"""Beside the metrics in a row's scores: log p of what the margin is against, nats."""
 
 
 def hows(text: str) -> tuple[str, ...]:
@@ -85,26 +67,30 @@ def hows(text: str) -> tuple[str, ...]:
     return names
 
 
-HOWS = Option("how", hows, ("mean",), f"what takes the place of z, one or several of {','.join(METHODS)}")
-CONTROLLED = Option(
-    "controlled",
-    str,
-    "first",
-    "controls under the first --how alone, or under every one but optimal (which would be fitted for each control)",
-    ("first", "all"),
-)
-CONTROL_DRAWS = Option("control-draws", positive, 4, "with resample: donors of every item under control sets")
-DELTA_LOSS = Option(
-    "delta-loss", positive_number, 0.1, "nats a token within which a change of a loss counts as none"
-)
-FAIL = "fail"
-N_SEQUENCES, LENGTH = 8, 32  # repeated random tokens: other ones than heads are chosen on
-REFERENCE_LOGPROB = "reference"
-"""Beside the metrics in a row's scores: log p of what the margin is against, nats."""
+@dataclass(frozen=True, kw_only=True)
+class AblateConfig(PairSweepOptions, DeltaOptions, PlaceOptions, DrawsOptions, SetsOptions):
+    """What `backfire ablate` is given."""
+
+    how: Annotated[
+        tuple[str, ...], Flag(f"what takes the place of z, one or several of {','.join(METHODS)}", hows)
+    ] = ("mean",)
+    controlled: Annotated[
+        Literal["first", "all"],
+        Flag(
+            "controls under the first --how alone, or under every one but optimal (which would be fitted for each "
+            "control)"
+        ),
+    ] = "first"
+    control_draws: Annotated[
+        int, Flag("with resample: donors of every item under control sets", positive)
+    ] = 4
+    delta_loss: Annotated[
+        float, Flag("nats a token within which a change of a loss counts as none", positive_number)
+    ] = 0.1
 
 
 @dataclass(frozen=True)
-class Unit:
+class AblationUnit(Unit):
     """What one row is about: a way, a set, and an item (None: the losses on texts)."""
 
     how: str
@@ -112,147 +98,140 @@ class Unit:
     one: Ablated
     item: Item | None
 
+
+@dataclass(frozen=True, kw_only=True)
+class AblateContext(ItemContext):
+    """The sets of heads, the unablated model first, and way → what it puts in the place of their z.
+
+    `planned`: candidates under conditions that are scored (passages of texts are not counted).
+    """
+
+    config: AblateConfig
+    sets: Sequence[Ablated]
+    puts: Mapping[str, Replacement]
+    reference: ReferenceSet | None
+    clean: CleanRuns
+    planned: int = 0
+
     @property
-    def row_id(self) -> str:
-        """The id of the row; the unablated model has one row whatever the ways."""
-        return f"{self.how}|{self.one.label}|{self.item.item_id if self.item else 'prose'}"
+    def pair(self) -> tuple[str, str]:
+        """The two conditions, without and with."""
+        return pair_of(self.config)
+
+    @cached_property
+    def sequences(self) -> RepeatedTokens:
+        """Repeated random tokens, on which a loss is read."""
+        return repeated_tokens(
+            self.session.model, self.session.rng_for("off-target tokens"), N_SEQUENCES, LENGTH
+        )
 
 
-def run(args: argparse.Namespace) -> Report:
-    """Measure every item under every way and set, whole sets first, then derive the tables."""
-    session = open_session(args, one_env=True)
-    pair = pair_of(args)
+def open_ablate(config: AblateConfig) -> AblateContext:
+    """The session, the sets and the replacements.
+
+    Raises:
+        InputError: there is no difference between the conditions, or conditions, sets or references cannot be had.
+    """
+    session, pair = open_session(config, one_env=True), pair_of(config)
     if pair[0] == pair[1]:
         raise InputError(f"--from and --to are both {pair[0]}: there is no difference to ablate.")
-    session = require_conditions(session, tuple(dict.fromkeys([*pair, FAIL])))
+    session = require_conditions(session, conditions_read(pair))
     session = noted(session, of_candidates(session.items))
-    selected = selected_sets(session, args)
-    needs = bool(set(args.how) - {"zero", "scale"}) or bool({"norm", "damage"} & set(args.control_kinds))
-    reference = reference_set(session, args) if needs else None
-    sets = head_sets(session, args, selected, args.control_kinds, reference)
+    selected = selected_sets(session, config)
+    needs = bool(set(config.how) - {"zero", "scale"}) or bool({"norm", "damage"} & set(config.control_kinds))
+    reference = reference_set(session, config) if needs else None
+    sets = head_sets(session, config, selected, reference)
     donors = None if reference is None else Donors(session, reference)
-    puts = {how: replacement(session, args, how=how, reference=reference, donors=donors) for how in args.how}
-    units = units_of(session, args, sets, puts)
-    planned = sum(_questions(unit, pair) for unit in units)
-    if not args.quiet:
-        logger.info("ablate: %d questions under %d ways and %d sets", planned, len(puts), len(sets))
-    about = {
-        **about_items(session),
+    puts = {
+        how: replacement(session, config, how=how, reference=reference, donors=donors) for how in config.how
+    }
+    recorded = {
         **about_sets(sets),
         "mean_reference": {} if reference is None else reference.about,
         "replacements": {how: dict(put.about) for how, put in puts.items()},
-        "planned_questions": planned,
     }
-    derived = {
+    hashes = {
         "set_sha256": {one.label: one.heads.sha256 for one in sets if one.heads is not None},
         "replacement_sha256": {how: put.sha256 for how, put in puts.items()},
     }
-    sequences = repeated_tokens(session.model, session.rng_for("off-target tokens"), N_SEQUENCES, LENGTH)
-    clean = CleanRuns(session)
-    with open_run(STUDY, args, session.model, about, derived) as folder:
-        for unit in progress(units, len(units), "ablate", args.quiet):
-            if unit.row_id not in folder.done_ids("ablations"):
-                folder.append("ablations", measured(session, unit, pair, args.where, sequences, clean))
-        tables = write_tables(folder, session, sets, args.delta, args.delta_loss)
-        notes = [
-            *write_left_out(folder, session),
-            *notes_of(sets, args.control_kinds),
-            *_margins(folder.rows("ablations")),
+    context = AblateContext(
+        session,
+        recorded=recorded,
+        decided=hashes,
+        config=config,
+        sets=sets,
+        puts=puts,
+        reference=reference,
+        clean=CleanRuns(session),
+    )
+    planned = sum(_questions(unit, pair) for unit in units(context))
+    if not config.quiet:
+        logger.info("ablate: %d questions under %d ways and %d sets", planned, len(puts), len(sets))
+    return replace(context, planned=planned, recorded={**recorded, "planned_questions": planned})
+
+
+def conditions_read(pair: tuple[str, str]) -> list[str]:
+    """The conditions that are scored."""
+    return list(dict.fromkeys([*pair, FAIL]))
+
+
+def units(context: AblateContext) -> list[AblationUnit]:
+    """The unablated model, then way by way its sets; controls where --controlled says."""
+    items, sets = [None, *context.session.items], context.sets
+    first = next(iter(context.puts))
+    found = [_unit("none", context.puts[first], sets[0], item) for item in items]
+    if context.config.where == "candidate":  # item by item: all sets start from one item's clean runs
+        return found + [
+            one for item in items for how in context.puts for one in _ways(context, how, sets, item)
         ]
-        notes += [] if reference is None else reference.notes
-        fitted = {how: put.fitted() for how, put in puts.items() if put.fits}
-        forwards = session.engine.forwards
-        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved, "fitted": fitted})
-    notes += [
-        f"optimal constants of {len(selected)} sets: {fit['loss_at_mean']:.3f} nats a token on the reference items at "
-        f"the mean, {fit['loss_fitted']:.3f} fitted"
-        for those in fitted.values()
-        for fit in those.values()
+    return found + [
+        unit
+        for how in context.puts
+        for one in sets[1:]
+        for item in items
+        for unit in _ways(context, how, [one], item)
     ]
-    ending = [
-        *notes,
-        f"{planned} questions",
-        forwards_text(forwards.ran, forwards.saved),
-        f"written to {args.out}",
+
+
+def _ways(context: AblateContext, how: str, sets: Sequence[Ablated], item: Item | None) -> list[AblationUnit]:
+    """The units of a way and an item (None: of the texts, in ways that need no donor)."""
+    config, put = context.config, context.puts[how]
+    if item is None and put.by_question:
+        return []
+    controlled = (how == next(iter(context.puts)) or config.controlled == "all") and how != "optimal"
+    fewer = put if put.draws == 1 else put.with_draws(min(put.draws, config.control_draws))
+    return [
+        _unit(how, put if one.kind == "selected" else fewer, one, item)
+        for one in sets
+        if one.kind == "selected" or (one.kind != "none" and controlled)
     ]
-    return Report("\n".join([report(tables, args.metric), *ending]))
 
 
-def units_of(
-    session: Session, args: argparse.Namespace, sets: Sequence[Ablated], puts: dict[str, Replacement]
-) -> list[Unit]:
-    """The whole model, then way by way its sets; controls where --controlled says."""
-    first, *_ = puts
-    found = []
-    for item in [None, *session.items]:
-        found.append(Unit("none", puts[first], sets[0], item))
-    if args.where == "candidate":  # item by item: all sets start from one item's clean runs
-        by_item = [_item_units(args, sets, puts, item) for item in [None, *session.items]]
-        return found + [unit for units in by_item for unit in units]
-    for how in puts:
-        for one in sets[1:]:
-            for item in [None, *session.items]:
-                found += _item_units(args, [one], {how: puts[how]}, item, first)
-    return found
+def _unit(how: str, put: Replacement, one: Ablated, item: Item | None) -> AblationUnit:
+    row_id = f"{how}|{one.label}|{item.item_id if item else 'prose'}"
+    return AblationUnit((row_id,), how, put, one, item)
 
 
-def _item_units(
-    args: argparse.Namespace,
-    sets: Sequence[Ablated],
-    puts: dict[str, Replacement],
-    item: Item | None,
-    first: str | None = None,
-) -> list[Unit]:
-    """The units of an item (None: of the texts, in ways that need no donor)."""
-    first = next(iter(puts)) if first is None else first
-    found = []
-    for how, put in puts.items():
-        controlled = (how == first or args.controlled == "all") and how != "optimal"
-        if item is not None or not put.by_question:
-            found += [
-                Unit(how, _fewer(put, one, args), one, item)
-                for one in sets
-                if one.kind == "selected" or (one.kind != "none" and controlled)
-            ]
-    return found
-
-
-def _fewer(put: Replacement, one: Ablated, args: argparse.Namespace) -> Replacement:
-    """The replacement with the draws that a control set is given."""
-    if put.draws == 1 or one.kind == "selected":
-        return put
-    return put.with_draws(min(put.draws, args.control_draws))
-
-
-def _questions(unit: Unit, pair: tuple[str, str]) -> int:
-    """How many candidates under conditions the unit scores (texts: their passages are not counted)."""
+def _questions(unit: AblationUnit, pair: tuple[str, str]) -> int:
     if unit.item is None:
         return 0
     candidates = 2 if unit.item.gold_action is not None else 1 + len(unit.item.distractors)
     draws = unit.put.draws if unit.one.heads is not None else 1
-    return draws * candidates * len(dict.fromkeys([*pair, FAIL]))
+    return draws * candidates * len(conditions_read(pair))
 
 
-def measured(
-    session: Session,
-    unit: Unit,
-    pair: tuple[str, str],
-    where: str,
-    sequences: RepeatedTokens,
-    clean: CleanRuns,
-) -> dict[str, Any]:
-    """One row: what the set's ablation leaves of an item's scores, or of the losses on texts.
-
-    Raises:
-        InputError: as `score_under`.
-    """
-    one = unit.one
-    keys = {"id": unit.row_id, "how": unit.how, "set": one.label, "kind": one.kind, "k": one.k}
-    pair_keys = {"from": pair[0], "to": pair[1]}
+def measure(context: AblateContext, unit: AblationUnit) -> list[Row]:
+    """One row: what the set's ablation leaves of an item's scores, or of the losses on texts."""
+    one, (source, target) = unit.one, context.pair
+    keys = {"id": unit.row_ids[0], "how": unit.how, "set": one.label, "kind": one.kind, "k": one.k}
     if unit.item is None:
-        change = unit.put.fixed(one.heads, where) if one.heads is not None else Intervention()
-        return {**keys, **pair_keys, **off_target(session, sequences, change)}
-    return {**keys, **pair_keys, **on_item(session, unit.item, unit.put, one, where, pair, clean)}
+        change = unit.put.fixed(one.heads, context.config.where)
+        found = off_target(context.session, context.sequences, change)
+    else:
+        found = on_item(
+            context.session, unit.item, unit.put, one, context.config.where, context.pair, context.clean
+        )
+    return [{**keys, "from": source, "to": target, **found}]
 
 
 def on_item(
@@ -266,7 +245,7 @@ def on_item(
 ) -> dict[str, Any]:
     """An item's metrics under every condition and draw: `scores` is metric → condition → a number a draw, nats."""
     contrast = contrast_of(session.model, item, session.wording)
-    names = list(dict.fromkeys([*pair, FAIL]))
+    names = conditions_read(pair)
     used = put if one.heads is not None else put.with_draws(1)
     by_draw = score_under(session, item, names, contrast.candidates, used, one.heads, where, clean=clean)
     scores: dict[str, dict[str, list[float]]] = {}
@@ -309,35 +288,67 @@ def _margins(rows: pd.DataFrame) -> list[str]:
     return [f"{kinds[kind]} items {what}" for kind, what in said.items() if kind in kinds]
 
 
-def report(tables: Tables, metric: str) -> str:
+def tables_of(context: AblateContext, folder: RunFolder) -> Tables:
+    """All tables of the folder's rows."""
+    config = context.config
+    return ablation_tables(folder, context.session, context.sets, config.delta, config.delta_loss)
+
+
+def report(context: AblateContext, tables: Tables) -> Report:
     """The dose curve, shares, controls, area, and what else the selected sets change; of one metric."""
-    curve = tables.ablation[tables.ablation["metric"].isin([metric, "loss"])]
+    metric = context.config.metric
+    curve = tables["ablation"][tables["ablation"]["metric"].isin([metric, "loss"])]
     shown = curve[curve["measure"].isin(["G", "copy", "sem", "prose_loss"])]
     wide = shown.pivot_table(
         index=["how", "k", "kind", "set"], columns="measure", values="mean"
     ).reset_index()
-    changes = tables.offtarget
+    removed, controls, dose = (
+        table[table["metric"] == metric] for table in map(tables.__getitem__, ("removed", "controls", "dose"))
+    )
+    changes = tables["offtarget"]
     parts = [
         wide,
-        _of(tables.removed[tables.removed["kind"] == "selected"], metric),
-        _of(tables.controls, metric),
-        _of(tables.dose, metric).drop(columns=["n", "n_clusters", "flagged"]),
+        removed[removed["kind"] == "selected"],
+        controls,
+        dose.drop(columns=["n", "n_clusters", "flagged"]),
         changes[changes["kind"] == "selected"].drop(columns=["kind", "n", "n_clusters"]),
     ]
-    return "\n\n".join(frame_text(part) for part in parts)
+    return Report("\n\n".join(frame_text(part) for part in parts))
 
 
-def _of(table: Any, metric: str) -> Any:
-    return table[table["metric"] == metric]
+def notes(context: AblateContext, rows: pd.DataFrame) -> list[str]:
+    """Which controls are not there, what the margin is against, how constants were fitted, and how much was asked."""
+    fits = [
+        f"optimal constants of {sum(one.kind == 'selected' for one in context.sets)} sets: "
+        f"{fit['loss_at_mean']:.3f} nats a token on the reference items at the mean, {fit['loss_fitted']:.3f} fitted"
+        for each in fitted(context).values()
+        for fit in each.values()
+    ]
+    return [
+        *notes_of(context.sets, context.config.control_kinds),
+        *_margins(rows),
+        *(() if context.reference is None else context.reference.notes),
+        *fits,
+        f"{context.planned} questions",
+    ]
 
 
-STUDY = Study(
+def fitted(context: AblateContext) -> dict[str, dict[str, dict[str, float]]]:
+    """Way → what was fitted under it in this run."""
+    return {how: put.fitted() for how, put in context.puts.items() if put.fits}
+
+
+STUDY = ItemStudy(
     "ablate",
     "take a frozen head set out of the whole run and measure again, beside controls of six kinds",
     "backfire ablate --heads top:16 --how mean,resample --controls 20 --k 4,8,16,32 --limit 12 --out runs/first",
-    (
-        *(*ON_MODEL, *ON_ITEMS, METRIC, FROM, TO, HEADS, BY, HOWS, WHERE, ALPHA, DRAWS, K),
-        *(CONTROLS, CONTROL_KINDS, CONTROLLED, CONTROL_DRAWS, REFERENCE, DELTA, DELTA_LOSS, *RUNNING),
-    ),
-    run,
+    AblateConfig,
+    rows="ablations",
+    open=open_ablate,
+    units=units,
+    measure=measure,
+    tables=tables_of,
+    report=report,
+    notes=notes,
+    extra=lambda context, _: {"fitted": fitted(context)},
 )

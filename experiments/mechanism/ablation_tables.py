@@ -14,7 +14,6 @@ With v(c) the metric under condition c (mean over draws):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,17 +35,6 @@ ON_ITEMS: Sequence[str] = ("sem", "reference_logprob")
 """Off-target quantities of items, in nats; those of LOSSES are in nats a token."""
 LOSS = "loss"
 """The value of `metric` in the rows of losses."""
-
-
-@dataclass(frozen=True)
-class Tables:
-    """The tables that a report shows."""
-
-    ablation: pd.DataFrame
-    removed: pd.DataFrame
-    controls: pd.DataFrame
-    dose: pd.DataFrame
-    offtarget: pd.DataFrame
 
 
 def measures_of(
@@ -133,15 +121,16 @@ def by_how(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         yield str(how), pd.concat([whole, rows[rows["how"] == how]], ignore_index=True)
 
 
-def write_tables(
+def ablation_tables(
     folder: RunFolder, session: Session, sets: Sequence[Ablated], delta: float, delta_loss: float
-) -> Tables:
-    """Derive every table from all rows of the folder."""
+) -> dict[str, pd.DataFrame]:
+    """Every table, from all rows of the folder; control_sets where there are controls."""
     kept = folder.rows("ablations")
     texts = kept["item_id"] == "prose"
     rows = pd.concat([session.clustered(kept[~texts]), kept[texts]], ignore_index=True)
     draws, rng_for = long_draws(rows), session.rng_for
-    parts: dict[str, list[pd.DataFrame]] = {name: [] for name in Tables.__annotations__}
+    names = ("ablation", "removed", "controls", "dose", "offtarget")
+    parts: dict[str, list[pd.DataFrame]] = {name: [] for name in names}
     for how, long in by_how(long_values(rows)):
         for metric in [name for name in (*FORMS, LOSS) if name in set(long["metric"])]:
             group = long[long["metric"] == metric].drop(columns=["how", "metric"])
@@ -162,11 +151,12 @@ def write_tables(
         parts["offtarget"].append(_first(_changes(units, delta, delta_loss, rng_for), {"how": how}))
     whole = {name: pd.concat(found, ignore_index=True) for name, found in parts.items()}
     whole |= {name: corrected(whole[name], name) for name in ("controls", "dose")}
-    tables = Tables(**whole)
-    for name, table in vars(tables).items():
-        folder.write_table(name, table)
-    write_control_sets(folder, sets)
-    return tables
+    lines = [
+        (one.label, one.kind, one.k, one.n_heads, one.ratio, one.displaced, one.reached)
+        for one in sets
+        if one.kind not in ("none", "selected")
+    ]
+    return {**whole, "control_sets": pd.DataFrame(lines, columns=list(CONTROL_SETS))} if lines else whole
 
 
 def draw_sds(draws: pd.DataFrame) -> dict[str, float]:
@@ -194,14 +184,3 @@ def _changes(
 def _first(table: pd.DataFrame, keys: Mapping[str, str]) -> pd.DataFrame:
     """The table with these columns in front."""
     return table.assign(**keys)[[*keys, *table.columns]]
-
-
-def write_control_sets(folder: RunFolder, sets: Sequence[Ablated]) -> None:
-    """control_sets.csv, where there are controls."""
-    lines = [
-        (one.label, one.kind, one.k, one.n_heads, one.ratio, one.displaced, one.reached)
-        for one in sets
-        if one.kind not in ("none", "selected")
-    ]
-    if lines:
-        folder.write_table("control_sets", pd.DataFrame(lines, columns=list(CONTROL_SETS)))

@@ -8,7 +8,7 @@ metric rank heads by themselves, so that the tables hold a ranking for each; --m
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -19,25 +19,19 @@ from experiments.mechanism.overlap import SAME, patched_entry
 from experiments.mechanism.patch_screen import NO_SCREEN
 from experiments.mechanism.patch_tables import z_effects
 from experiments.run.item_pools import read_pool
-from experiments.run.progress import progress
 from experiments.run.run_folder import RunFolder
+from experiments.run.run_study import ItemContext, ItemStudy, ItemUnit, Row, Tables
 from experiments.run.seeds import stream
-from experiments.run.session import Session, about_items, open_engine, open_run, read_wording, require_out
+from experiments.run.session import Session, open_engine, open_model, read_wording, require_out
 from experiments.run.study import (
-    CLUSTER,
-    ENV,
-    ITEMS,
-    METRIC,
-    ON_MODEL,
-    PROBLEMS,
-    RUNNING,
-    SEED,
-    TEMPLATES,
-    WORDING,
+    MetricOptions,
+    ModelOptions,
     Report,
-    Study,
+    RunOptions,
+    SourceOptions,
+    WordingOptions,
 )
-from experiments.run.tables import forwards_text, frame_text
+from experiments.run.tables import frame_text
 from mech.errors import InputError
 from mech.head_scores.transcript_induction import TRANSCRIPT_SCORES
 from probes.effects.agreement import agreement, between_scores
@@ -51,55 +45,64 @@ BY = "prefix_matching"  # what the other scores are compared with
 CONDITION = "neut"
 
 
-def run(args: argparse.Namespace) -> Report:
-    """Score the patched items' transcripts, then derive the tables."""
-    effects = copy_effects(args)
-    wanted = list(dict.fromkeys(effects["item_id"]))
-    items = select_items(read_pool(args), wanted)
-    wording = read_wording(args)
-    session = Session(
-        open_engine(args, wording), items, wording, lambda name: stream(args.seed, name), cluster=args.cluster
+@dataclass(frozen=True, kw_only=True)
+class AgreeConfig(MetricOptions, RunOptions, WordingOptions, SourceOptions, ModelOptions):
+    """What `backfire agree` is given: the items are those that were patched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgreeContext(ItemContext):
+    """The effects by the folder's patches, and every score that needs no task data."""
+
+    config: AgreeConfig
+    effects: pd.DataFrame
+    scores: pd.DataFrame
+
+
+def open_agree(config: AgreeConfig) -> AgreeContext:
+    """The patched items.
+
+    Raises:
+        InputError: nothing was patched in the folder, on other items, or not from pre to neut.
+    """
+    effects = copy_effects(config)
+    items = select_items(read_pool(config), list(dict.fromkeys(effects["item_id"])))
+    wording = read_wording(config)
+    model = open_model(config, wording)
+    engine = open_engine(model, config)
+    session = Session(engine, items, wording, lambda name: stream(config.seed, name), cluster=config.cluster)
+    scores, source = ranking(model, require_out(config), config.seed)
+    return AgreeContext(
+        session, recorded={"head_scores": source}, config=config, effects=effects, scores=scores
     )
-    scores, source = ranking(session.model, args.out, args.seed)
-    with open_run(STUDY, args, session.model, {**about_items(session), "head_scores": source}) as folder:
-        for item in progress(items, len(items), "transcripts", args.quiet):
-            if item.item_id not in folder.done_ids("transcripts"):
-                folder.append(
-                    "transcripts", transcript_row(record_attention(session.engine, item, CONDITION, wording))
-                )
-        attended = mean_by_head(long_transcripts(folder, set(wanted)))
-        tables = write_agreement(
-            folder,
-            scores.merge(attended, on=["layer", "head"]),
-            session.clustered(effects),
-            session,
-            args.metric,
-        )
-        forwards = session.engine.forwards
-        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved})
-    text = "\n\n".join([f"effects on {args.metric}:", *map(frame_text, tables)])
-    return Report("\n".join([text, forwards_text(forwards.ran, forwards.saved), f"written to {args.out}"]))
 
 
-def copy_effects(args: argparse.Namespace) -> pd.DataFrame:
+def units(context: AgreeContext) -> list[ItemUnit]:
+    """A unit an item."""
+    return [ItemUnit((item.item_id,), item) for item in context.session.items]
+
+
+def measure(context: AgreeContext, unit: ItemUnit) -> list[Row]:
+    """The induction scores of an item's transcript."""
+    session = context.session
+    return [transcript_row(record_attention(session.engine, unit.item, CONDITION, session.wording))]
+
+
+def copy_effects(config: AgreeConfig) -> pd.DataFrame:
     """Effects of single heads on Δcopy, from the patches of the run folder.
 
     Raises:
         InputError: nothing was patched there, on other items, or not from pre to neut.
     """
-    effects = z_effects(require_out(args), "pre", CONDITION)
-    entry = patched_entry(args.out, ("pre", CONDITION))
-    settings = entry["config"]
+    out = require_out(config)
+    effects = z_effects(out, "pre", CONDITION)
+    settings = patched_entry(out, ("pre", CONDITION))["config"]
     if settings.get("screen") != NO_SCREEN:
-        raise InputError(
-            f"The patches in {args.out} are of screened heads only: a ranking needs all of them."
-        )
+        raise InputError(f"The patches in {out} are of screened heads only: a ranking needs all of them.")
     for name in SAME:
-        there, here = settings.get(name), STUDY.settings(args)[name]
+        there, here = settings.get(name), STUDY.settings(config)[name]
         if there != here:
-            raise InputError(
-                f"{args.out} was patched under another {name} ({there}, not {here}): give the same."
-            )
+            raise InputError(f"{out} was patched under another {name} ({there}, not {here}): give the same.")
     return effects
 
 
@@ -125,25 +128,37 @@ def long_transcripts(folder: RunFolder, items: set[str]) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["item_id", "layer", "head", *TRANSCRIPT_SCORES])
 
 
-def write_agreement(
-    folder: RunFolder, scores: pd.DataFrame, effects: pd.DataFrame, session: Session, metric: str
-) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """agreement.csv, score_agreement.csv, suppressors.csv; what is shown of them, of one metric."""
-    known = [name for name in (*ALL_SCORES, *TRANSCRIPT_SCORES) if name in scores.columns]
-    agreed = by_metric(effects, lambda own: agreement(scores, own, session.rng_for, known), METRICS)
+def agree_tables(context: AgreeContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
+    """Agreement of scores with effects and with each other, and the heads of negative effect."""
+    session, rng_for = context.session, context.session.rng_for
+    attended = mean_by_head(long_transcripts(folder, {item.item_id for item in session.items}))
+    scores = context.scores.merge(attended, on=["layer", "head"])
+    effects = session.clustered(context.effects)
+    known = known_scores(scores)
+    agreed = by_metric(effects, lambda own: agreement(scores, own, rng_for, known), METRICS)
     between = between_scores(scores, BY, known)
-    agreed = agreed.assign(uses_task_data=agreed["score"].isin(TRANSCRIPT_SCORES))
-    between = between.assign(uses_task_data=between["other"].isin(TRANSCRIPT_SCORES))
-    negative = by_metric(effects, lambda own: suppressors(own, scores, session.rng_for, known), METRICS)
-    folder.write_table("agreement", agreed)
-    folder.write_table("score_agreement", between)
-    folder.write_table("suppressors", negative)
-    shown = [*SUPPRESSORS, "copy_suppression"] if "copy_suppression" in known else list(SUPPRESSORS)
-    return (
-        _shown(of_metric(agreed, metric)),
-        between,
-        negative[negative["metric"] == metric].groupby("direction").head(8)[shown],
-    )
+    return {
+        "agreement": agreed.assign(uses_task_data=agreed["score"].isin(TRANSCRIPT_SCORES)),
+        "score_agreement": between.assign(uses_task_data=between["other"].isin(TRANSCRIPT_SCORES)),
+        "suppressors": by_metric(effects, lambda own: suppressors(own, scores, rng_for, known), METRICS),
+    }
+
+
+def known_scores(scores: pd.DataFrame) -> list[str]:
+    """The scores that a table of heads has."""
+    return [name for name in (*ALL_SCORES, *TRANSCRIPT_SCORES) if name in scores.columns]
+
+
+def report(context: AgreeContext, tables: Tables) -> Report:
+    """Rank correlations, and the strongest heads of negative effect, of one metric."""
+    metric, negative = context.config.metric, tables["suppressors"]
+    columns = [*SUPPRESSORS, *(["copy_suppression"] if "copy_suppression" in context.scores else [])]
+    shown = [
+        _shown(of_metric(tables["agreement"], metric)),
+        tables["score_agreement"],
+        negative[negative["metric"] == metric].groupby("direction").head(8)[columns],
+    ]
+    return Report("\n\n".join([f"effects on {metric}:", *map(frame_text, shown)]))
 
 
 def _shown(agreed: pd.DataFrame) -> pd.DataFrame:
@@ -152,10 +167,15 @@ def _shown(agreed: pd.DataFrame) -> pd.DataFrame:
     return ranks.drop(columns=["k", "effects_nats", "delta_nats"])
 
 
-STUDY = Study(
+STUDY = ItemStudy(
     "agree",
     "compare the ranking of heads by every score with that by their causal effects",
     "backfire agree --out runs/first",
-    (*ON_MODEL, ENV, TEMPLATES, PROBLEMS, ITEMS, WORDING, SEED, CLUSTER, METRIC, *RUNNING),
-    run,
+    AgreeConfig,
+    rows="transcripts",
+    open=open_agree,
+    units=units,
+    measure=measure,
+    tables=agree_tables,
+    report=report,
 )

@@ -9,31 +9,28 @@ every metric.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import pandas as pd
 
-from experiments.mechanism.direct import STUDY as DIRECT
 from experiments.mechanism.kept_totals import Exact, KeptTotals
-from experiments.mechanism.metric_views import of_metric, require_metric
+from experiments.mechanism.metric_views import of_metric
 from experiments.mechanism.pairs import (
     DIRECTIONS,
-    FROM,
-    TO,
-    for_pair,
+    PairSweepOptions,
+    entry_of,
+    open_pair,
     pair_of,
     pair_runs,
-    require_conditions,
+    references_said,
     row_id,
 )
-from experiments.run.left_out import write_left_out
-from experiments.run.progress import progress
 from experiments.run.run_folder import RunFolder
-from experiments.run.session import Session, about_items, open_run, open_session
-from experiments.run.study import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive
-from experiments.run.tables import forwards_text, frame_text
+from experiments.run.run_study import ItemContext, ItemStudy, ItemUnit, Row, Tables
+from experiments.run.study import Flag, Report, positive
+from experiments.run.tables import frame_text
 from mech.engine.engine import Engine, Run
 from mech.engine.queries import Score
 from mech.patching.attribution import attribution_names
@@ -43,62 +40,73 @@ from probes.effects.attributed import ATTRIBUTION, attribute_sums, compared, uni
 from probes.effects.screening import agreement, false_negatives, misses
 from probes.items.item import Item
 from probes.scoring.contrast import METRICS
-from probes.scoring.metric_sums import by_metric, effects_of, metrics_by_part, metrics_of, reference_notes
-
-STEPS = Option("steps", positive, 1, "points of the line between the runs that gradients are averaged over")
-SCREEN = Option("screen", positive, 40, "heads that a screen would keep; what it misses is told")
+from probes.scoring.metric_sums import by_metric, effects_of, metrics_by_part, metrics_of
 
 
-def run(args: argparse.Namespace) -> Report:
-    """Attribute and patch every item in both directions, then derive the tables."""
-    session = require_conditions(open_session(args, one_env=True), pair_of(args))
-    require_metric(session.items, args.metric)
-    with open_run(STUDY, args, session.model, about_items(session)) as folder:
-        kept = KeptTotals(folder.path, STUDY.name, for_pair(DIRECT, pair_of(args)).name)
-        for item in progress(session.items, len(session.items), "attribute", args.quiet):
-            done = folder.done_ids("attributions")
-            todo = [name for name in DIRECTIONS if f"{item.item_id}|{name}" not in done]
-            if todo:
-                folder.append_all("attributions", attribute_item(session, item, args, todo, kept))
-        found, missed = write_tables(folder, session, args.screen)
-        rows = folder.rows("attributions").to_dict("records")
-        notes = [*write_left_out(folder, session), *reference_notes(rows)]
-        forwards = session.engine.forwards
-        folder.finish(
-            {"forwards_run": forwards.ran, "forwards_saved": forwards.saved, "from_direct": kept.used}
-        )
-    if kept.used:
-        notes.append(f"exact effects of {kept.used} rows are those that `direct` measured in this folder")
-    found, missed = (of_metric(table, args.metric) for table in (found, missed))
-    text = [f"{args.metric}:", frame_text(found[found["scope"] == "pooled"]), "", frame_text(missed)]
-    return Report(
-        "\n".join([*text, *notes, forwards_text(forwards.ran, forwards.saved), f"written to {args.out}"])
-    )
+@dataclass(frozen=True, kw_only=True)
+class AttributeConfig(PairSweepOptions):
+    """What `backfire attribute` is given."""
+
+    steps: Annotated[
+        int, Flag("points of the line between the runs that gradients are averaged over", positive)
+    ] = 1
+    screen: Annotated[int, Flag("heads that a screen would keep; what it misses is told", positive)] = 40
 
 
-def attribute_item(
-    session: Session, item: Item, args: argparse.Namespace, directions: Sequence[str], kept: KeptTotals
-) -> list[dict[str, Any]]:
+@dataclass(frozen=True, kw_only=True)
+class AttributeContext(ItemContext):
+    """`kept`: the exact effects that `direct` has measured, once the folder is claimed."""
+
+    config: AttributeConfig
+    kept: KeptTotals | None = None
+
+
+def open_attribute(config: AttributeConfig) -> AttributeContext:
+    """The session with the items that can be put under both conditions; raises as `open_pair`."""
+    return AttributeContext(open_pair("attribute", config).session, config=config)
+
+
+def prepare(context: AttributeContext, folder: RunFolder) -> AttributeContext:
+    """With what `direct` has kept of the same pair in the folder."""
+    direct = entry_of("direct", pair_of(context.config))
+    return replace(context, kept=KeptTotals(folder.path, folder.study, direct))
+
+
+def own_row(item: Item, direction: str) -> str:
+    """The id of a row; a folder has one pair."""
+    return f"{item.item_id}|{direction}"
+
+
+def units(context: AttributeContext) -> list[ItemUnit]:
+    """A unit an item, of a row a direction: the clean runs are shared."""
+    return [
+        ItemUnit(tuple(own_row(item, direction) for direction in DIRECTIONS), item)
+        for item in context.session.items
+    ]
+
+
+def measure(context: AttributeContext, unit: ItemUnit) -> list[Row]:
     """One row a direction: by sum, exact effect and estimate (nats) of every head and MLP."""
-    engine = session.engine
-    runs = pair_runs(session, item, pair_of(args), attribution_names(engine.model))
+    engine, item, config = context.session.engine, unit.item, context.config
+    pair = pair_of(config)
+    runs = pair_runs(context.session, item, pair, attribution_names(engine.model))
     contrast = runs.contrast
     rows = []
-    for direction in directions:
-        known = kept.exact(row_id(item, pair_of(args), direction), runs.about())
+    for direction in DIRECTIONS:
+        known = context.kept.exact(row_id(item, pair, direction), runs.about()) if context.kept else None
         exact: Exact = known or {}
         estimates: dict[str, dict[str, float]] = {}
         for candidate in runs.runs:
             recipient, donor, sign = runs.sides(candidate, direction)
-            found = attribute_sums(engine, contrast, candidate, recipient, donor, direction, args.steps)
+            found = attribute_sums(engine, contrast, candidate, recipient, donor, direction, config.steps)
             estimates.update({name: units_of(one) for name, one in found.items()})
             if known is not None:
                 continue
-            for unit, score in exact_scores(engine, recipient, donor).items():
+            for part, score in exact_scores(engine, recipient, donor).items():
                 for name, effect in effects_of(contrast, candidate, sign, score, recipient.score).items():
-                    exact.setdefault(name, {})[unit] = effect
+                    exact.setdefault(name, {})[part] = effect
         about = {"item_id": item.item_id, "task_id": item.task_id, "direction": direction, **runs.about()}
-        rows.append({"id": f"{item.item_id}|{direction}", **about, "exact": exact, "estimates": estimates})
+        rows.append({"id": own_row(item, direction), **about, "exact": exact, "estimates": estimates})
     return rows
 
 
@@ -126,24 +134,47 @@ def long_attributions(rows: pd.DataFrame) -> pd.DataFrame:
     return table.astype({"layer": "Int64", "head": "Int64"})
 
 
-def write_tables(folder: RunFolder, session: Session, screen: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """attribution.csv and what is told of it; returns agreement and misses."""
-    table = long_attributions(session.clustered(folder.rows("attributions")))
-    found = by_metric(table, lambda rows: agreement(rows, session.rng_for), METRICS)
-    missed = by_metric(table, lambda rows: misses(rows, screen, session.rng_for), METRICS)
-    folder.write_table("attribution", by_metric(table, lambda rows: rows))
-    folder.write_table("screening", found)
-    folder.write_table("screen_misses", missed)
-    folder.write_table(
-        "false_negatives", by_metric(table, lambda rows: false_negatives(rows, 16, screen), METRICS)
-    )
-    return found, missed
+def attribute_tables(context: AttributeContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
+    """attribution.csv, and how far estimates agree with exact effects."""
+    rng_for, screen = context.session.rng_for, context.config.screen
+    table = long_attributions(context.session.clustered(folder.rows("attributions")))
+    return {
+        "attribution": by_metric(table, lambda rows: rows),
+        "screening": by_metric(table, lambda rows: agreement(rows, rng_for), METRICS),
+        "screen_misses": by_metric(table, lambda rows: misses(rows, screen, rng_for), METRICS),
+        "false_negatives": by_metric(table, lambda rows: false_negatives(rows, 16, screen), METRICS),
+    }
 
 
-STUDY = Study(
+def report(context: AttributeContext, tables: Tables) -> Report:
+    """Agreement over all units, and what a screen misses."""
+    metric = context.config.metric
+    found, missed = (of_metric(tables[name], metric) for name in ("screening", "screen_misses"))
+    lines = [f"{metric}:", frame_text(found[found["scope"] == "pooled"]), "", frame_text(missed)]
+    if context.kept and context.kept.used:
+        lines.append(
+            f"exact effects of {context.kept.used} rows are those that `direct` measured in this folder"
+        )
+    return Report("\n".join(lines))
+
+
+def taken(context: AttributeContext, _: Tables) -> Mapping[str, Any]:
+    """How many rows' exact effects were taken from `direct`."""
+    return {"from_direct": context.kept.used if context.kept else 0}
+
+
+STUDY = ItemStudy(
     "attribute",
     "estimate every head's effect by gradients and show the estimates against the exact sweep",
     "backfire attribute --limit 4 --steps 1 --out runs/first",
-    (*ON_MODEL, *ON_ITEMS, FROM, TO, STEPS, SCREEN, METRIC, *RUNNING),
-    run,
+    AttributeConfig,
+    rows="attributions",
+    open=open_attribute,
+    prepare=prepare,
+    units=units,
+    measure=measure,
+    tables=attribute_tables,
+    report=report,
+    notes=references_said,
+    extra=taken,
 )

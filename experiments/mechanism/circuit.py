@@ -19,21 +19,22 @@ summary compare halves of the training items. circuit.json is the smallest set f
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from dataclasses import replace as with_changes
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 
-from experiments.heads.control_sets import CONTROL_KINDS, DRAWN, ControlSet, control_sets
+from experiments.heads.control_sets import DRAWN, ControlSet, KindsOptions, MatchedOptions, control_sets
 from experiments.heads.ranking import ranking
-from experiments.heads.reference_sets import REFERENCE, reference_set
+from experiments.heads.reference_sets import ReferenceOptions, reference_set
 from experiments.mechanism.circuit_searching import (
     METHODS,
     Search,
+    SearchOptions,
     scores_of,
     searched_level,
     stability,
@@ -48,23 +49,20 @@ from experiments.mechanism.circuit_testing import (
     subsets_of,
 )
 from experiments.mechanism.circuit_values import Evaluations, ItemSet
-from experiments.mechanism.pairs import FROM, TO, pair_of, require_conditions
+from experiments.mechanism.pairs import PairSweepOptions, pair_of, require_conditions
 from experiments.run.durable import replace
 from experiments.run.item_pools import read_pool
 from experiments.run.left_out import LeftOut, conditions_of, noted, write_left_out
 from experiments.run.progress import progress
 from experiments.run.run_folder import RunFolder
-from experiments.run.session import Session, about_items, open_run, open_session
+from experiments.run.session import Session, about_items, open_run, open_session, require_out
 from experiments.run.study import (
-    METRIC,
-    ON_ITEMS,
-    ON_MODEL,
-    RUNNING,
-    Option,
+    Flag,
     Report,
     Study,
+    changed,
     existing,
-    not_negative,
+    narrowed,
     positive,
     positive_number,
 )
@@ -72,12 +70,11 @@ from experiments.run.tables import forwards_text, frame_text
 from mech.errors import InputError
 from mech.head_scores.head_lists import head_list_text
 from mech.heads import Head, HeadSet
-from mech.patching.circuits import KINDS
+from mech.patching.circuits import KINDS, Kind
 from probes.effects.circuit import require_delta
 from probes.effects.circuit_search import Found
 from probes.effects.circuit_stability import (
     FEWEST_TEMPLATES,
-    LEVELS,
     Level,
     default_level,
     split_items,
@@ -87,39 +84,6 @@ from probes.items.item import Item, item_line, load_items, select_items
 from probes.prompts.unrelated import with_unrelated
 from probes.stats.families import family_lines
 
-CRITERION = Option("criterion", str, "necessity", "whose share must reach the target", KINDS)
-TARGET = Option("target", positive_number, 0.9, "share of the difference to reach")
-MAX_SIZE = Option("max-size", positive, 64, "no larger set is looked at")
-SEARCHED_BY = with_changes(
-    METRIC, help=f"{METRIC.help}; target and tables beside circuit.csv are of it", presentation=False
-)
-SPLIT = Option(
-    "split",
-    str,
-    "auto",
-    f"what no training and test item share; auto: template where the items have {FEWEST_TEMPLATES} of them, else task",
-    ("auto", *LEVELS),
-)
-HELD_OUT = Option("held-out", positive_number, 0.6, "share of the templates (or tasks) that no search sees")
-TRANSFER = Option(
-    "transfer",
-    str,
-    "other",
-    "further environment to test on; other: the first of coderepair and toolshed that no item is of",
-    ("other", "toolshed", "coderepair", "none"),
-)
-TRANSFER_LIMIT = Option("transfer-limit", positive, 4, "items of that environment, and of each file below")
-TEST_ITEMS = Option("test-items", Path, None, "item file to test on as well, or a folder of such files")
-SCREEN = Option("screen", positive, 40, "greedy: best heads by |attribution|, and as many by score")
-WIDTH = Option("width", positive, 6, "greedy: candidates checked a step, those of largest last gain")
-CONTROLS = Option("controls", positive, 20, "control sets of each found set, of each kind that is drawn")
-SUBSETS = Option("subsets", positive, 6, "random subsets of each found set, for completeness")
-REPEATS = Option(
-    "repeats", positive, 10, "stability: pairs of halves of the training items, and other random tokens"
-)
-SEARCH_REPEATS = Option(
-    "search-repeats", not_negative, 2, "of these, pairs in which greedy and elimination search as well"
-)
 ENVIRONMENTS = ("coderepair", "toolshed")
 TRAINING = "training"
 OUTSIDE = "held-out"
@@ -127,14 +91,50 @@ SHOWN = ("logprob", "margin")
 """The metrics that the report shows side by side."""
 
 
-def run(args: argparse.Namespace) -> Report:
+@dataclass(frozen=True, kw_only=True)
+class CircuitConfig(PairSweepOptions, SearchOptions, KindsOptions, ReferenceOptions):
+    """What `backfire circuit` is given."""
+
+    criterion: Annotated[Kind, Flag("whose share must reach the target")] = "necessity"
+    metric: Annotated[
+        Literal["logprob", "margin", "diverging"],
+        Flag(
+            "what is shown and searched by: log p(a×), its margin over the reference call, or its diverging tokens "
+            "alone; target and tables beside circuit.csv are of it"
+        ),
+    ] = "logprob"
+    split: Annotated[
+        Literal["auto", "task", "template"],
+        Flag(
+            "what no training and test item share; auto: template where the items have "
+            f"{FEWEST_TEMPLATES} of them, else task"
+        ),
+    ] = "auto"
+    held_out: Annotated[
+        float, Flag("share of the templates (or tasks) that no search sees", positive_number)
+    ] = 0.6
+    transfer: Annotated[
+        Literal["other", "toolshed", "coderepair", "none"],
+        Flag(
+            "further environment to test on; other: the first of coderepair and toolshed that no item is of"
+        ),
+    ] = "other"
+    transfer_limit: Annotated[int, Flag("items of that environment, and of each file below", positive)] = 4
+    test_items: Annotated[Path | None, Flag("item file to test on as well, or a folder of such files")] = None
+    controls: Annotated[int, Flag("control sets of each found set, of each kind that is drawn", positive)] = (
+        20
+    )
+    subsets: Annotated[int, Flag("random subsets of each found set, for completeness", positive)] = 6
+
+
+def run(config: CircuitConfig) -> Report:
     """Split, search, test, derive the tables."""
-    session = require_conditions(open_session(args, one_env=True), pair_of(args))
-    session = with_references(session, args.metric)
-    source = vars(args)["from"]
-    level = split_level(session, args)
-    tests, left_out = sets_to_test(session, args)
-    scores, score_source = ranking(session.model, args.out, args.seed)
+    session = require_conditions(open_session(config, one_env=True), pair_of(config))
+    session = with_references(session, config.metric)
+    source, target = pair_of(config)
+    level = split_level(session, config)
+    tests, left_out = sets_to_test(session, config)
+    scores, score_source = ranking(session.model, require_out(config), config.seed)
     about = {
         **about_items(session),
         "head_scores": score_source,
@@ -147,21 +147,26 @@ def run(args: argparse.Namespace) -> Report:
         "items_sha256": {one.label: _hash(one) for one in tests},
         "split_by": level,
     }
-    with open_run(STUDY, args, session.model, about, derived) as folder:
-        evaluations = Evaluations(session, folder, source, args.to, args.metric, args.quiet)
+    with open_run(STUDY, config, session.model, about, derived) as folder:
+        evaluations = Evaluations(session, folder, source, target, config.metric, config.quiet)
         training = tests[0]
         deltas = evaluations.deltas(training)
-        what = f"logp({args.to}) − logp({source})"
-        if args.metric != "logprob":
-            what = f"The {args.metric} under {args.to} less that under {source}"
+        what = f"logp({target}) − logp({source})"
+        if config.metric != "logprob":
+            what = f"The {config.metric} under {target} less that under {source}"
         require_delta(deltas.tolist(), training.tasks, session.rng_for("circuit/delta"), what)
         search = Search(
-            evaluations, args.criterion, training, scores_of(scores), evaluations.estimates(training), args
+            evaluations,
+            config.criterion,
+            training,
+            scores_of(scores),
+            evaluations.estimates(training),
+            config,
         )
-        shown = progress(METHODS, len(METHODS), "search", args.quiet)
+        shown = progress(METHODS, len(METHODS), "search", config.quiet)
         found = {method: search.find(method) for method in shown}
-        table, controls, notes = write_tests(folder, session, search, found, tests)
-        write_lists(folder, found, args.criterion)
+        table, controls, notes = write_tests(folder, session, config, search, found, tests)
+        write_lists(folder, found, config.criterion)
         steady = stability(search, found, session.rng_for)
         summary = stability_summary(steady, len(search.scores))
         folder.write_table("circuit_stability", steady)
@@ -179,15 +184,15 @@ def run(args: argparse.Namespace) -> Report:
             }
         )
     sizes = family_lines(controls[controls["metric"].isin(SHOWN)], "circuit")
-    text = [*split_lines(level, tests, args), "", told(found, args), "", _shown(table), ""]
+    text = [*split_lines(level, tests, config), "", told(found, config), "", _shown(table), ""]
     text += ["beside control sets, by the criterion:", _beside(controls), *sizes, ""]
     text += [
-        _about_halves(searched, args),
+        _about_halves(searched, config),
         _steady(summary),
         *notes,
         forwards_text(forwards.ran, forwards.saved),
     ]
-    return Report("\n".join([*text, f"written to {args.out}"]))
+    return Report("\n".join([*text, f"written to {config.out}"]))
 
 
 def with_references(session: Session, metric: str) -> Session:
@@ -215,13 +220,13 @@ def has_reference(item: Item) -> bool:
     return item.gold_action is not None or bool(item.distractors)
 
 
-def split_level(session: Session, args: argparse.Namespace) -> Level:
+def split_level(session: Session, config: CircuitConfig) -> Level:
     """What --split holds out: as it says, or by the items' number of templates."""
-    level: Level = default_level(session.items) if args.split == "auto" else args.split
+    level: Level = default_level(session.items) if config.split == "auto" else config.split
     return level
 
 
-def sets_to_test(session: Session, args: argparse.Namespace) -> tuple[list[ItemSet], dict[str, int]]:
+def sets_to_test(session: Session, config: CircuitConfig) -> tuple[list[ItemSet], dict[str, int]]:
     """Training items, those held out, then every other test set; and how many items were left out of which.
 
     Items of other files that share a task or a goal with a training item (by template also a template), or cannot be
@@ -231,18 +236,17 @@ def sets_to_test(session: Session, args: argparse.Namespace) -> tuple[list[ItemS
         InputError: tasks cannot be split, a file or environment has no item left, a label stands for two sets.
     """
     rng = session.rng_for("circuit/split")
-    level = split_level(session, args)
-    training, outside = split_items(session.items, level, args.held_out, rng)
+    level = split_level(session, config)
+    training, outside = split_items(session.items, level, config.held_out, rng)
     further: dict[str, list[Item]] = {}
-    env = args.transfer
+    env: str = config.transfer
     if env == "other":
         missing = [one for one in ENVIRONMENTS if one not in {item.env for item in session.items}]
         env = missing[0] if missing else "none"
     if env != "none":
-        values = {**vars(args), "items": None, "env": env}
-        pool = read_pool(argparse.Namespace(**values))
+        pool = read_pool(changed(config, items=None, env=env))
         further[env] = with_unrelated(pool, pool)
-    for file in item_files(args.test_items):
+    for file in item_files(config.test_items):
         if file.stem in (TRAINING, OUTSIDE, *further):
             raise InputError(f"Rename {file}: '{file.stem}' is the name of another test set.")
         own = load_items(file)
@@ -252,8 +256,8 @@ def sets_to_test(session: Session, args: argparse.Namespace) -> tuple[list[ItemS
         chosen = [
             item
             for item in untouched(pool, training, level)
-            if len(conditions_of(item, pair_of(args))) == 2
-            and (args.metric == "logprob" or has_reference(item))
+            if len(conditions_of(item, pair_of(config))) == 2
+            and (config.metric == "logprob" or has_reference(item))
         ]
         if not chosen:
             shared = "task or goal" if level == "task" else "template, task or goal"
@@ -261,7 +265,7 @@ def sets_to_test(session: Session, args: argparse.Namespace) -> tuple[list[ItemS
                 f"Every item of '{label}' shares a {shared} with a training item, or lacks what is asked of it."
             )
         left_out[label] = len(pool) - len(chosen)
-        tests.append(ItemSet(label, select_items(chosen, limit=args.transfer_limit)))
+        tests.append(ItemSet(label, select_items(chosen, limit=config.transfer_limit)))
     return tests, left_out
 
 
@@ -277,26 +281,31 @@ def item_files(path: Path | None) -> list[Path]:
 
 
 def write_tests(
-    folder: RunFolder, session: Session, search: Search, found: Mapping[str, Found], tests: list[ItemSet]
+    folder: RunFolder,
+    session: Session,
+    config: CircuitConfig,
+    search: Search,
+    found: Mapping[str, Found],
+    tests: list[ItemSet],
 ) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
     """All tables that the found sets are tested in; returns circuit.csv, circuit_controls.csv, and notes."""
-    args, model = search.args, session.model
+    model = session.model
     tested = {item.task_id for test in tests for item in test.items}
-    controls, notes = controls_of(folder, session, args, found, tested)
-    subsets = subsets_of(found, args.subsets, session.rng_for)
+    controls, notes = controls_of(folder, session, config, found, tested)
+    subsets = subsets_of(found, config.subsets, session.rng_for)
     testing = Testing(
-        *(search.evaluations, search.kind, args.target, found, controls, subsets),
+        *(search.evaluations, search.kind, config.target, found, controls, subsets),
         *(session.rng_for, session.cluster),
     )
     training, outside = tests[:2]
     completeness = completeness_table(testing, outside)
     gaps = completeness.groupby("method")["gap"].agg(["mean", "max"])
     table, beside = circuit_tables(testing, tests)
-    here = (table["test_set"] == outside.label) & (table["metric"] == args.metric)
+    here = (table["test_set"] == outside.label) & (table["metric"] == config.metric)
     table["completeness_mean"] = table["method"].map(gaps["mean"]).where(here)
     table["completeness_worst"] = table["method"].map(gaps["max"]).where(here)
     orders = {
-        method: search.order(method)[: args.max_size] if method in ("score", "attribution") else one.heads
+        method: search.order(method)[: config.max_size] if method in ("score", "attribution") else one.heads
         for method, one in found.items()
     }
     folder.write_table("circuit", table)
@@ -311,7 +320,7 @@ def write_tests(
 def controls_of(
     folder: RunFolder,
     session: Session,
-    args: argparse.Namespace,
+    config: CircuitConfig,
     found: Mapping[str, Found],
     tested: Collection[str],
 ) -> tuple[dict[str, dict[str, list[ControlSet]]], list[str]]:
@@ -329,7 +338,7 @@ def controls_of(
     for method, one in found.items():
         large = 2 * len(one.set) > model.n_layers * model.n_heads
         controls[method] = {}
-        for kind in args.control_kinds:
+        for kind in config.control_kinds:
             row_id = f"{one.set.sha256[:16]}|{kind}"
             if row_id not in kept:
                 sets, why = [], ""
@@ -337,11 +346,11 @@ def controls_of(
                     why = "more than half of all heads are selected"
                 else:
                     if kind in ("norm", "damage") and reference is None:
-                        reference = reference_set(session, args, tested)
-                    settings = argparse.Namespace(**{"by": "prefix_matching", **vars(args)})
+                        reference = reference_set(session, config, tested)
+                    settings = narrowed(config, MatchedOptions)
                     try:
                         sets = control_sets(
-                            session, settings, "circuit", one.set, [kind], args.controls, reference
+                            session, settings, "circuit", one.set, [kind], config.controls, reference
                         )
                     except InputError as error:
                         why = str(error)
@@ -424,7 +433,7 @@ def about_found(found: Mapping[str, Found]) -> dict[str, Any]:
     }
 
 
-def told(found: Mapping[str, Found], args: argparse.Namespace) -> str:
+def told(found: Mapping[str, Found], config: CircuitConfig) -> str:
     """A sentence a method: found, or not found and how near."""
     lines = []
     for method, one in found.items():
@@ -433,16 +442,16 @@ def told(found: Mapping[str, Found], args: argparse.Namespace) -> str:
             lines.append(f"{method}: {len(one.heads)} heads carry {one.share:.3f} of the difference{falls}")
         else:
             lines.append(
-                f"{method}: not found; the best of the sets up to {args.max_size} heads carries {one.share:.3f} "
+                f"{method}: not found; the best of the sets up to {config.max_size} heads carries {one.share:.3f} "
                 f"({len(one.heads)} heads){falls}"
             )
-    return "\n".join([f"by {args.criterion}, on training tasks:", *lines])
+    return "\n".join([f"by {config.criterion}, on training tasks:", *lines])
 
 
-def split_lines(level: str, tests: Sequence[ItemSet], args: argparse.Namespace) -> list[str]:
+def split_lines(level: str, tests: Sequence[ItemSet], config: CircuitConfig) -> list[str]:
     """Which templates stand on either side, a line a test set."""
     why = ""
-    if args.split == "auto":
+    if config.split == "auto":
         few = "at least" if level == "template" else "fewer than"
         why = f" (the items have {few} {FEWEST_TEMPLATES} templates)"
     lines = [f"split by {level}{why}:"]
@@ -478,10 +487,10 @@ def _beside(controls: pd.DataFrame) -> str:
     return frame_text(rows[[*names, "excess", "excess_p", "p_holm"]])
 
 
-def _about_halves(level: str, args: argparse.Namespace) -> str:
+def _about_halves(level: str, config: CircuitConfig) -> str:
     return (
-        f"half of the training items against the other half (over up to {args.repeats} pairs; lo, hi: middle 95 % of "
-        f"pairs). Sets are looked for in halves by {level}; greedy and elimination in {args.search_repeats} pairs."
+        f"half of the training items against the other half (over up to {config.repeats} pairs; lo, hi: middle 95 % of "
+        f"pairs). Sets are looked for in halves by {level}; greedy and elimination in {config.search_repeats} pairs."
     )
 
 
@@ -504,13 +513,6 @@ STUDY = Study(
     "circuit",
     "find the smallest set of heads that carries a share of Δcopy, and test it where it was not found",
     "backfire circuit --limit 24 --criterion necessity --transfer none --out runs/first",
-    (
-        *ON_MODEL,
-        *ON_ITEMS,
-        *(FROM, TO, CRITERION, SEARCHED_BY, TARGET, MAX_SIZE),
-        *(SPLIT, HELD_OUT, TRANSFER, TRANSFER_LIMIT, TEST_ITEMS),
-        *(SCREEN, WIDTH, CONTROLS, CONTROL_KINDS, REFERENCE, SUBSETS, REPEATS, SEARCH_REPEATS),
-        *RUNNING,
-    ),
+    CircuitConfig,
     run,
 )

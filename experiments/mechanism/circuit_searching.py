@@ -8,9 +8,9 @@ elimination   the attribution prefix, pruned
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from experiments.heads.ranking import score_heads
 from experiments.mechanism.circuit_values import Evaluations, ItemSet
 from experiments.run.schema import CIRCUIT_STABILITY, CIRCUIT_STABILITY_SUMMARY
 from experiments.run.seeds import derive
+from experiments.run.study import Flag, SeedOptions, not_negative, positive, positive_number
 from mech.heads import Head, HeadSet
 from mech.patching.circuits import Kind
 from probes.effects.circuit_search import Found, by_ranking, eliminate, greedy
@@ -44,6 +45,22 @@ EXACT = "exact"
 RECALLED = (8, 16, 32)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions(SeedOptions):
+    """How far and how often is searched."""
+
+    target: Annotated[float, Flag("share of the difference to reach", positive_number)] = 0.9
+    max_size: Annotated[int, Flag("no larger set is looked at", positive)] = 64
+    screen: Annotated[int, Flag("greedy: best heads by |attribution|, and as many by score", positive)] = 40
+    width: Annotated[int, Flag("greedy: candidates checked a step, those of largest last gain", positive)] = 6
+    repeats: Annotated[
+        int, Flag("stability: pairs of halves of the training items, and other random tokens", positive)
+    ] = 10
+    search_repeats: Annotated[
+        int, Flag("of these, pairs in which greedy and elimination search as well", not_negative)
+    ] = 2
+
+
 @dataclass(frozen=True)
 class Search:
     """What a search goes by.
@@ -54,7 +71,7 @@ class Search:
         training: the items that choose.
         scores: head → prefix-matching score.
         estimates: training item's id → head → attribution estimate.
-        args: target, max_size, screen, width, repeats, search_repeats, seed, quiet.
+        config: how far and how often is searched.
     """
 
     evaluations: Evaluations
@@ -62,7 +79,7 @@ class Search:
     training: ItemSet
     scores: Mapping[Head, float]
     estimates: Mapping[str, Mapping[Head, float]]
-    args: argparse.Namespace
+    config: SearchOptions
 
     @property
     def summed(self) -> dict[Head, float]:
@@ -89,15 +106,15 @@ class Search:
     def screen(self) -> HeadSet:
         """The candidates of `greedy`: the best by |estimate| (heads that hold copying back too), and by score."""
         estimates = {head: abs(estimate) for head, estimate in self.pooled.items()}
-        best = best_first(estimates)[: self.args.screen] + best_first(self.scores)[: self.args.screen]
+        best = best_first(estimates)[: self.config.screen] + best_first(self.scores)[: self.config.screen]
         return HeadSet(dict.fromkeys(best))
 
     def find(self, method: str) -> Found:
         """The set that a method finds on the training items."""
         exact = self.evaluations.value(self.training, self.kind)
-        target, most = self.args.target, self.args.max_size
+        target, most = self.config.target, self.config.max_size
         if method == "greedy":
-            return greedy(self.screen(), exact, target, most, self.args.width)
+            return greedy(self.screen(), exact, target, most, self.config.width)
         search = eliminate if method == "elimination" else by_ranking
         return search(self.order(method), exact, target, most)
 
@@ -115,11 +132,11 @@ def stability(search: Search, found: Mapping[str, Found], rng_for: RngFactory) -
         The columns of CIRCUIT_STABILITY. `exact` ranks heads by their own effects, alone, by the criterion; attribution
         and the searches that start from it by the summed estimates.
     """
-    training, args = search.training, search.args
+    training, config = search.training, search.config
     lines: list[dict[str, object]] = []
-    for repeat in range(args.repeats):
+    for repeat in range(config.repeats):
         scores = scores_of(
-            score_heads(search.evaluations.session.model, derive(args.seed, f"circuit/tokens/{repeat}"))
+            score_heads(search.evaluations.session.model, derive(config.seed, f"circuit/tokens/{repeat}"))
         )
         other = replace(search, scores=scores).find("score")
         about = _about("score", "tokens", f"tokens{repeat}", search, search)
@@ -138,7 +155,7 @@ def stability(search: Search, found: Mapping[str, Found], rng_for: RngFactory) -
                 row = _about(method, level, label, one, other_half)
                 if method != "score":
                     row |= _ranks(one.summed, other_half.summed)
-                wanted = level == searched and (method not in COSTLY or repeat < args.search_repeats)
+                wanted = level == searched and (method not in COSTLY or repeat < config.search_repeats)
                 if wanted and _have_deltas(one, other_half):
                     row |= _sets(one.find(method), other_half.find(method))
                 lines.append(row)
@@ -179,7 +196,7 @@ def searched_level(search: Search, rng_for: RngFactory) -> Level:
 
 
 def _halves(search: Search, level: Level, rng_for: RngFactory) -> list[tuple[list[Item], list[Item]]]:
-    return halves(search.training.items, level, search.args.repeats, rng_for(f"circuit/halves/{level}"))
+    return halves(search.training.items, level, search.config.repeats, rng_for(f"circuit/halves/{level}"))
 
 
 def _about(method: str, variation: str, label: str, one: Search, other: Search) -> dict[str, object]:

@@ -13,145 +13,171 @@ carried_offtarget.csv.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 import pandas as pd
 
-from experiments.heads.ablation import BY, DRAWS, Donors, replacement
-from experiments.heads.reference_sets import REFERENCE, reference_set
+from experiments.heads.ablation import Donors, DrawsOptions, Replacement, replacement
+from experiments.heads.reference_sets import ReferenceSet, reference_set
 from experiments.mechanism.joint_controls import (
-    CONTROL_K,
-    CONTROL_KINDS,
-    CONTROLS,
     DIRECTION,
-    K,
+    ControlledOptions,
+    RankedControls,
     joint_sets,
     labelled,
     needs_reference,
 )
-from experiments.mechanism.joint_item import decision, item_rows
+from experiments.mechanism.joint_item import Sets, decision, item_rows
 from experiments.mechanism.kept_fits import with_kept_fits
-from experiments.mechanism.pairs import FROM, TO, for_pair, pair_of, require_conditions, row_id
-from experiments.run.left_out import noted, of_candidates, write_left_out
-from experiments.run.progress import progress
-from experiments.run.run_folder import RunFolder, config_hash
-from experiments.run.session import Session, about_items, open_run, open_session
-from experiments.run.study import (
-    DELTA,
-    METRIC,
-    ON_ITEMS,
-    ON_MODEL,
-    RUNNING,
-    Option,
-    Report,
-    Study,
-    not_negative,
-    positive,
+from experiments.mechanism.pairs import (
+    PairContext,
+    PairSweepOptions,
+    pair_of,
+    references_said,
+    require_conditions,
+    row_id,
 )
-from experiments.run.tables import forwards_text, frame_text
+from experiments.run.left_out import noted, of_candidates
+from experiments.run.run_folder import RunFolder, config_hash
+from experiments.run.run_study import ItemStudy, ItemUnit, Row, Tables
+from experiments.run.session import Session, open_session
+from experiments.run.study import DeltaOptions, Flag, Report, not_negative, positive
+from experiments.run.tables import frame_text
 from mech.errors import InputError
 from probes.effects.dose import SINGLE_CONTROLS
 from probes.effects.joint import ABLATIONS, METHODS, carried, off_target
 from probes.effects.joint_effects import kind_and_size, long_joint
-from probes.scoring.metric_sums import reference_notes
 from probes.scoring.record import recorded_call
 from probes.stats.families import corrected, family_lines
 
 DONORS = {"mean", "mean-role", "resample", "optimal"}
 """Methods whose values come from other items."""
-METHODS_OPTION = Option("methods", str, "all", f"all, or a list out of {', '.join(METHODS)}")
-ABLATION_CONTROLS = Option(
-    "ablation-controls",
-    not_negative,
-    20,
-    "of the controls of each kind, how many for mean, mean-role, resample and zero, which cost twice as much",
-)
-OPTIMAL_CONTROLS = Option(
-    "optimal-controls",
-    not_negative,
-    5,
-    "random controls for optimal ablation, each with constants of its own",
-)
-CONTROL_DRAWS = Option("control-draws", positive, 1, "resample: draws of donors for a control")
 
 
-def run(args: argparse.Namespace) -> Report:
-    """Measure every item by every method under every set, then derive the tables."""
-    pair, methods = pair_of(args), methods_of(args.methods)
-    everything = open_session(args, one_env=True)
+@dataclass(frozen=True, kw_only=True)
+class MethodsOptions(ControlledOptions, DrawsOptions):
+    """By which methods sets of heads are measured, and how many controls each is worth."""
+
+    methods: Annotated[str, Flag(f"all, or a list out of {', '.join(METHODS)}")] = "all"
+    ablation_controls: Annotated[
+        int,
+        Flag(
+            "of the controls of each kind, how many for mean, mean-role, resample and zero, which cost twice as much",
+            not_negative,
+        ),
+    ] = 20
+    optimal_controls: Annotated[
+        int, Flag("random controls for optimal ablation, each with constants of its own", not_negative)
+    ] = 5
+    control_draws: Annotated[int, Flag("resample: draws of donors for a control", positive)] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointConfig(PairSweepOptions, DeltaOptions, MethodsOptions, RankedControls):
+    """What `backfire joint` is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointContext(PairContext):
+    """The head sets, and what each ablation puts in the place of z.
+
+    Attributes:
+        everything: the session with all items asked for, whose streams and tasks decide sets and references.
+        sets: label → (kind, heads).
+        reference: the reference set, where one is needed.
+        puts: ablation → its replacement.
+        same: hash of what, beside the pair, decides the numbers.
+        known: item → method → a row of another pair in the folder whose ablations need not be run again.
+    """
+
+    config: JointConfig
+    everything: Session
+    sets: Sets
+    reference: ReferenceSet | None
+    puts: Mapping[str, Replacement]
+    same: str = ""
+    known: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods asked for."""
+        return methods_of(self.config.methods)
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Label → kind of every set."""
+        return {label: kind for label, (kind, _) in self.sets.items()}
+
+
+def open_joint(config: JointConfig) -> JointContext:
+    """The session, the sets and the replacements.
+
+    Raises:
+        InputError: an unknown method or kind of control, or conditions, sets or references that cannot be had.
+    """
+    pair, methods = pair_of(config), methods_of(config.methods)
+    everything = open_session(config, one_env=True)
     session = require_conditions(everything, pair)
     session = noted(session, of_candidates(session.items))
     if "knockout" in methods:
         require_record(session, pair)
     reference = None
-    if DONORS & {*methods} or needs_reference(args):
-        reference = reference_set(everything, args)
-    sets, about_sets = joint_sets(everything, args, reference)
-    scaled = argparse.Namespace(**{**vars(args), "alpha": 0.0})
+    if DONORS & {*methods} or needs_reference(config):
+        reference = reference_set(everything, config)
+    sets, about_sets = joint_sets(everything, config, reference)
     donors = None if reference is None else Donors(everything, reference)
     puts = {
-        how: replacement(everything, scaled, how=how, reference=reference, donors=donors)
+        how: replacement(everything, config, how=how, reference=reference, donors=donors)
         for how in methods
         if how in ABLATIONS
     }
-    kinds = {label: kind for label, (kind, _) in sets.items()}
-    about = {
-        **about_items(session),
-        **about_sets,
-        "replacements": {how: dict(put.about) for how, put in puts.items()},
-    }
-    derived = {
+    hashes = {
         "set_sha256": {label: heads.sha256 for label, (_, heads) in sets.items()},
         "replacement_sha256": {how: put.sha256 for how, put in puts.items()},
     }
-    settings = {**STUDY.settings(args), **derived}
+    return JointContext(
+        session,
+        recorded={**about_sets, "replacements": {how: dict(put.about) for how, put in puts.items()}},
+        decided=hashes,
+        study="joint",
+        config=config,
+        everything=everything,
+        sets=sets,
+        reference=reference,
+        puts=puts,
+    )
+
+
+def prepare(context: JointContext, folder: RunFolder) -> JointContext:
+    """With the rows of other pairs, and the fitted constants, that the folder has."""
+    settings = {**STUDY.settings(context.config), **context.derived}
     same = config_hash({key: value for key, value in settings.items() if key not in ("from", "to")})
-    with open_run(for_pair(STUDY, pair), args, session.model, about, derived) as folder:
-        known = measured(folder, same)
-        if "optimal" in puts:
-            puts["optimal"] = with_kept_fits(puts["optimal"], folder, everything)
-        for item in progress(session.items, len(session.items), "joint", args.quiet):
-            done = folder.done_ids("joint_sets")
-            todo = [method for method in methods if row_id(item, pair, method) not in done]
-            if todo:
-                sets_of = {method: {one: sets[one] for one in kept(kinds, method, args)} for method in todo}
-                at = decision(session, item, pair, todo)
-                found = item_rows(at, sets_of, puts, draws_of(args), same, known.get(item.item_id, {}))
-                folder.append_all("joint_sets", found)
-        table, off = write_tables(folder, everything, args.delta)
-        rows = folder.rows("joint_sets").to_dict("records")
-        notes = [
-            *write_left_out(folder, session),
-            *reference_notes(rows),
-            *notes_of_sets(kinds, about_sets, args),
-        ]
-        notes += [] if reference is None else reference.notes
-        forwards = session.engine.forwards
-        fitted = {"fitted": puts["optimal"].fitted()} if "optimal" in puts else {}
-        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved, **fitted})
-    text = [
-        told(table, off, pair, args.metric),
-        *notes,
-        *tested(table, args.metric),
-        forwards_text(forwards.ran, forwards.saved),
+    puts = dict(context.puts)
+    if "optimal" in puts:
+        puts["optimal"] = with_kept_fits(puts["optimal"], folder, context.everything)
+    return replace(context, puts=puts, same=same, known=measured(folder, same))
+
+
+def units(context: JointContext) -> list[ItemUnit]:
+    """A unit an item, of a row a method: the clean runs are shared."""
+    return [
+        ItemUnit(tuple(row_id(item, context.pair, method) for method in context.methods), item)
+        for item in context.session.items
     ]
-    return Report("\n".join([*text, f"written to {args.out}"]))
 
 
-def notes_of_sets(kinds: Mapping[str, str], about: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
-    """Which control sets there are fewer of than was asked for, and which do not reach the damage that they match."""
-    notes = []
-    lacking = [label for label in labelled(args) if label not in kinds]
-    if lacking:
-        notes.append(f"{len(lacking)} control sets could not be drawn: {', '.join(lacking[:4])} …")
-    if about["not_reached"]:
-        notes.append(
-            f"{len(about['not_reached'])} damage-matched sets cost less than the set they control, whatever their "
-            "size (not_reached in run.json)"
-        )
-    return notes
+def measure(context: JointContext, unit: ItemUnit) -> list[Row]:
+    """One row a method: both candidates clean and under every set."""
+    config, item = context.config, unit.item
+    sets_of = {
+        method: {label: context.sets[label] for label in kept(context.kinds, method, config)}
+        for method in context.methods
+    }
+    at = decision(context.session, item, context.pair, context.methods)
+    known = context.known.get(item.item_id, {})
+    return item_rows(at, sets_of, context.puts, draws_of(config), context.same, known)
 
 
 def methods_of(text: str) -> tuple[str, ...]:
@@ -178,7 +204,7 @@ def require_record(session: Session, pair: tuple[str, str]) -> None:
         ) from None
 
 
-def kept(kinds: Mapping[str, str], method: str, args: argparse.Namespace) -> dict[str, str]:
+def kept(kinds: Mapping[str, str], method: str, config: MethodsOptions) -> dict[str, str]:
     """The sets (label → kind) that a method is asked of: an ablation of fewer controls, knockout of no direction."""
 
     def wanted(label: str, kind: str) -> bool:
@@ -188,20 +214,20 @@ def kept(kinds: Mapping[str, str], method: str, args: argparse.Namespace) -> dic
             return kind != DIRECTION  # nothing is moved
         number = int(label[len(label.rstrip("0123456789")) :])
         if method == "optimal":
-            few = number < args.optimal_controls and kind_and_size(label)[1] in args.control_k
+            few = number < config.optimal_controls and kind_and_size(label)[1] in config.control_k
             return kind == "random" and few
-        return method not in ABLATIONS or number < args.ablation_controls or kind in SINGLE_CONTROLS
+        return method not in ABLATIONS or number < config.ablation_controls or kind in SINGLE_CONTROLS
 
     return {label: kind for label, kind in kinds.items() if wanted(label, kind)}
 
 
-def draws_of(args: argparse.Namespace) -> Callable[[str, str], int]:
+def draws_of(config: MethodsOptions) -> Callable[[str, str], int]:
     """(method, kind of set) → how many draws it takes."""
 
     def count(method: str, kind: str) -> int:
         if method != "resample":
             return 1
-        return int(args.draws if kind == "selected" else args.control_draws)
+        return config.draws if kind == "selected" else config.control_draws
 
     return count
 
@@ -216,41 +242,65 @@ def measured(folder: RunFolder, settings: str) -> dict[str, dict[str, Mapping[st
     return found
 
 
-def write_tables(folder: RunFolder, session: Session, delta: float) -> tuple[pd.DataFrame, pd.DataFrame]:
+def joint_tables(context: JointContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
     """carried.csv and carried_offtarget.csv, of all pairs that the folder holds."""
+    session = context.everything
     effects, off = long_joint(session.clustered(folder.rows("joint_sets")))
     # A rank among twenty sets is 1/21 at best, and could survive no correction: the tests over clusters are corrected.
     shares = corrected(carried(effects, session.rng_for), "carried", "excess_p")
-    tables = shares.rename(columns={"p_holm": "excess_p_holm"}), off_target(off, delta, session.rng_for)
-    for name, table in zip(("carried", "carried_offtarget"), tables, strict=True):
-        folder.write_table(name, table)
-    return tables
+    return {
+        "carried": shares.rename(columns={"p_holm": "excess_p_holm"}),
+        "carried_offtarget": off_target(off, context.config.delta, session.rng_for),
+    }
 
 
-def tested(table: pd.DataFrame, metric: str) -> list[str]:
-    """The sizes of the families of tests in the metric that is shown."""
-    return family_lines(table[table["metric"] == metric], "carried")
-
-
-def told(table: pd.DataFrame, off: pd.DataFrame, pair: tuple[str, str], metric: str) -> str:
-    """The pair's shares in the metric that is asked for, and off-target changes, for reading."""
-    own = table[(table["from"] == pair[0]) & (table["to"] == pair[1]) & (table["metric"] == metric)]
+def report(context: JointContext, tables: Tables) -> Report:
+    """The pair's shares in the metric that is asked for, off-target changes, and the families of tests."""
+    table, metric = tables["carried"], context.metric
+    own = context.of_pair(table[table["metric"] == metric])
     shown = ["env", "method", "k", "share", "ci_lo", "ci_hi", "controls", "n_controls", "control_mean"]
     shown += ["control_lo", "control_hi", "p", "excess", "excess_p", "excess_p_holm", "draw_sd"]
-    changes = off[(off["from"] == pair[0]) & (off["to"] == pair[1])]
+    changes = context.of_pair(tables["carried_offtarget"])
     wide = changes.pivot_table(
         index=["env", "method", "k"], columns="quantity", values="change"
     ).reset_index()
-    return "\n".join([f"{pair[0]} → {pair[1]}, {metric}", frame_text(own[shown]), "", frame_text(wide)])
+    title = f"{context.pair[0]} → {context.pair[1]}, {metric}"
+    families = family_lines(table[table["metric"] == metric], "carried")
+    return Report("\n".join([title, frame_text(own[shown]), "", frame_text(wide), *families]))
 
 
-STUDY = Study(
+def notes(context: JointContext, rows: pd.DataFrame) -> Sequence[str]:
+    """What the margin is against; which control sets are lacking or too weak; how small the reference set is."""
+    said = references_said(context, rows)
+    lacking = [label for label in labelled(context.config) if label not in context.kinds]
+    if lacking:
+        said.append(f"{len(lacking)} control sets could not be drawn: {', '.join(lacking[:4])} …")
+    missed = context.recorded["not_reached"]
+    if missed:
+        said.append(
+            f"{len(missed)} damage-matched sets cost less than the set they control, whatever their size "
+            "(not_reached in run.json)"
+        )
+    return [*said, *(context.reference.notes if context.reference is not None else ())]
+
+
+def fitted(context: JointContext, _: Tables) -> Mapping[str, Any]:
+    """What was fitted for optimal ablation."""
+    return {"fitted": context.puts["optimal"].fitted()} if "optimal" in context.puts else {}
+
+
+STUDY = ItemStudy(
     "joint",
     "what the best heads carry of Δcopy together, by eight methods, each beside seven kinds of controls",
     "backfire joint --k 4,8,16,32 --controls 20 --limit 12 --out runs/first",
-    (
-        *(*ON_MODEL, *ON_ITEMS, FROM, TO, METHODS_OPTION, METRIC, BY, K, CONTROLS, CONTROL_K, CONTROL_KINDS),
-        *(ABLATION_CONTROLS, OPTIMAL_CONTROLS, DRAWS, CONTROL_DRAWS, REFERENCE, DELTA, *RUNNING),
-    ),
-    run,
+    JointConfig,
+    rows="joint_sets",
+    open=open_joint,
+    prepare=prepare,
+    units=units,
+    measure=measure,
+    tables=joint_tables,
+    report=report,
+    notes=notes,
+    extra=fitted,
 )

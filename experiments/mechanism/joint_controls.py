@@ -1,4 +1,4 @@
-"""The head sets of `backfire joint` and `backfire cut`: the best k by score, and beside them controls that could win.
+"""The head sets of `backfire joint` and `backfire knockout`: the best k by score, beside controls that could win.
 
     random           as many heads in each layer, none selected           at every size
     norm, damage     matched in output norm; in the loss that they cost `pre`
@@ -12,15 +12,15 @@ All but random stand beside the sets of --control-k heads. A set is labelled aft
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from experiments.heads.control_sets import ControlSet, control_sets
+from experiments.heads.control_sets import ControlSet, MatchedOptions, control_sets
 from experiments.heads.ranking import ranking
 from experiments.heads.reference_sets import ReferenceSet
 from experiments.mechanism.kept_controls import kept_controls
-from experiments.run.session import Session
-from experiments.run.study import Option, not_negative, whole_numbers
+from experiments.run.session import Session, require_out
+from experiments.run.study import Flag, not_negative, whole_numbers
 from mech.errors import InputError
 from mech.head_scores.induction import top_heads
 from mech.heads import HeadSet
@@ -28,17 +28,39 @@ from probes.effects.dose import SINGLE_CONTROLS
 
 DIRECTION = "direction"
 ALL_KINDS = ("random", "norm", "damage", *SINGLE_CONTROLS, DIRECTION)
-K = Option("k", whole_numbers, (4, 8, 16, 32), "sizes of the selected sets, best first by --by")
-CONTROLS = Option("controls", not_negative, 20, "control sets of each drawn kind for each size")
-CONTROL_K = Option(
-    "control-k", whole_numbers, (16,), "sizes beside which all kinds of controls stand, not random alone"
-)
-CONTROL_KINDS = Option(
-    "control-kinds",
-    str,
-    ",".join(ALL_KINDS),
-    "list of kinds of controls, KIND or KIND:N (random:100: so many sets, not --controls of them); or none",
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlledOptions:
+    """The sizes of the selected sets, and which controls stand beside them."""
+
+    k: Annotated[tuple[int, ...], Flag("sizes of the selected sets, best first by --by", whole_numbers)] = (
+        4,
+        8,
+        16,
+        32,
+    )
+    controls: Annotated[int, Flag("control sets of each drawn kind for each size", not_negative)] = 20
+    control_k: Annotated[
+        tuple[int, ...],
+        Flag("sizes beside which all kinds of controls stand, not random alone", whole_numbers),
+    ] = (16,)
+    control_kinds: Annotated[
+        str,
+        Flag(
+            "list of kinds of controls, KIND or KIND:N (random:100: so many sets, not --controls of them); or none"
+        ),
+    ] = ",".join(ALL_KINDS)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Kind → number of sets; InputError as `control_kinds`."""
+        return control_kinds(self.control_kinds, self.controls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedControls(ControlledOptions, MatchedOptions):
+    """What `joint_sets` is given."""
 
 
 def control_kinds(text: str, default: int) -> dict[str, int]:
@@ -59,33 +81,33 @@ def control_kinds(text: str, default: int) -> dict[str, int]:
 
 
 def joint_sets(
-    session: Session, args: argparse.Namespace, reference: ReferenceSet | None = None
+    session: Session, config: RankedControls, reference: ReferenceSet | None = None
 ) -> tuple[dict[str, tuple[str, HeadSet]], dict[str, Any]]:
     """Label → (kind, heads), each selected set before its controls; and what a run records of them.
 
     Args:
         session: whose model has the heads.
-        args: k, controls, control_k, control_kinds, by, out, seed, and what a reference set is read with.
+        config: sizes, controls, the score that ranks, and what a reference set is read with.
         reference: the reference set, on which norms and damage are measured, where it is at hand.
 
     Raises:
         InputError: more heads are asked for than the model has, or none are left for a control.
     """
-    kinds = control_kinds(args.control_kinds, args.controls)
-    scores, source = ranking(session.model, args.out, args.seed, args.by)
+    kinds = config.counts
+    scores, source = ranking(session.model, require_out(config), config.seed, config.by)
     sets: dict[str, tuple[str, HeadSet]] = {}
     made: list[ControlSet] = []
-    for k in args.k:
-        label, heads = f"top{k}", top_heads(scores, k, args.by)
+    for k in config.k:
+        label, heads = f"top{k}", top_heads(scores, k, config.by)
         sets[label] = ("selected", heads)
-        here = {kind: n for kind, n in kinds.items() if n and (kind == "random" or k in args.control_k)}
+        here = {kind: n for kind, n in kinds.items() if n and (kind == "random" or k in config.control_k)}
         moved = here.pop(DIRECTION, 0)
-        known = {} if reference is None else kept_controls(args, session.model, reference, label, heads)
+        known = {} if reference is None else kept_controls(config, session.model, reference, label, heads)
         for count in dict.fromkeys(here.values()):
             alike = [kind for kind, n in here.items() if n == count]
             found = [one for kind in alike for one in known.get(kind, [])]
             drawn = [kind for kind in alike if kind not in known]
-            found += control_sets(session, args, label, heads, drawn, count, reference)
+            found += control_sets(session, config, label, heads, drawn, count, reference)
             found.sort(key=lambda one: ALL_KINDS.index(one.kind))
             sets.update({one.label: (one.kind, one.heads) for one in found})
             made += found
@@ -99,19 +121,18 @@ def joint_sets(
     }
 
 
-def labelled(args: argparse.Namespace) -> dict[str, str]:
+def labelled(config: ControlledOptions) -> dict[str, str]:
     """Label → kind of the sets that `joint_sets` makes, where the model has as many; nothing is drawn."""
-    kinds = control_kinds(args.control_kinds, args.controls)
     found = {}
-    for k in args.k:
+    for k in config.k:
         found[f"top{k}"] = "selected"
-        for kind, count in kinds.items():
-            if kind == "random" or k in args.control_k:
+        for kind, count in config.counts.items():
+            if kind == "random" or k in config.control_k:
                 found.update({f"top{k}/{kind}{draw}": kind for draw in range(count)})
     return found
 
 
-def needs_reference(args: argparse.Namespace) -> bool:
+def needs_reference(config: ControlledOptions) -> bool:
     """Whether norms or damage of these controls are measured on a reference set."""
-    kinds = control_kinds(args.control_kinds, args.controls)
-    return any(kinds.get(kind) for kind in ("norm", "damage")) and bool({*args.k} & {*args.control_k})
+    counts = config.counts
+    return any(counts.get(kind) for kind in ("norm", "damage")) and bool({*config.k} & {*config.control_k})

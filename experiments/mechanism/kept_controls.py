@@ -7,11 +7,10 @@ entry of another pair of conditions, or of the same one before it was killed.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.heads.control_sets import ControlSet
+from experiments.heads.control_sets import ControlSet, MatchedOptions
 from experiments.heads.reference_sets import ReferenceSet
 from experiments.run.run_json import read_run, recorded
 from mech.heads import HeadSet
@@ -22,12 +21,12 @@ DECIDES = ("seed", "by", "controls", "control_kinds")  # of a selected set's con
 
 
 def kept_controls(
-    args: argparse.Namespace, model: Model, reference: ReferenceSet, label: str, heads: HeadSet
+    config: MatchedOptions, model: Model, reference: ReferenceSet, label: str, heads: HeadSet
 ) -> dict[str, list[ControlSet]]:
-    """Kind (of MATCHED) → the sets of that kind, where the folder `args.out` has them.
+    """Kind (of MATCHED) → the sets of that kind, where the folder `config.out` has them.
 
     Args:
-        args: out, seed, by, controls, control_kinds.
+        config: of the study, whose `out` is the folder.
         model: the model.
         reference: what norms and damage are measured on.
         label: the selected set's name.
@@ -37,15 +36,16 @@ def kept_controls(
         InputError: run.json is damaged.
     """
     found: dict[str, list[ControlSet]] = {}
-    if args.out is None or not (args.out / "run.json").is_file():
+    if config.out is None or not (config.out / "run.json").is_file():
         return found
-    for name, entry in read_run(args.out)["studies"].items():
-        if name.split(" ")[0] != "joint" or not _alike(args, model, reference, entry):
+    for name, entry in read_run(config.out)["studies"].items():
+        if name.split(" ")[0] != "joint" or not _alike(config, model, reference, entry):
             continue
         sets, displaced, ratios = (
-            recorded(args.out, entry, f"provenance.{name}", dict) for name in ("sets", "displaced", "ratios")
+            recorded(config.out, entry, f"provenance.{name}", dict)
+            for name in ("sets", "displaced", "ratios")
         )
-        missed = recorded(args.out, entry, "provenance.not_reached", list)
+        missed = recorded(config.out, entry, "provenance.not_reached", list)
         if sets.get(label) != str(heads):
             continue
         for kind in MATCHED:
@@ -65,12 +65,12 @@ def kept_controls(
     return found
 
 
-def _alike(args: argparse.Namespace, model: Model, reference: ReferenceSet, entry: Mapping[str, Any]) -> bool:
-    config, about = entry["config"], entry["provenance"]
+def _alike(config: MatchedOptions, model: Model, reference: ReferenceSet, entry: Mapping[str, Any]) -> bool:
+    there, about = entry["config"], entry["provenance"]
     identity, of = model.identity, about.get("model", {})
     used = {put.get("items_sha256") for put in about.get("replacements", {}).values()}
     return (
-        all(config.get(name) == vars(args)[name] for name in DECIDES)
+        all(there.get(name) == vars(config)[name] for name in DECIDES)
         and (of.get("sha256"), of.get("tensors_sha256")) == (identity.sha256, identity.tensors_sha256)
         and of.get("dtype") == str(model.dtype)
         and reference.about["items_sha256"] in used

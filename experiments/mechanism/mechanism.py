@@ -7,36 +7,22 @@ memory and the time first, and runs nothing.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import resource
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 
-from experiments.heads.ablation import DRAWS, REFERENCE
-from experiments.mechanism.joint import ABLATION_CONTROLS, CONTROL_DRAWS, METHODS_OPTION, OPTIMAL_CONTROLS
-from experiments.mechanism.joint_controls import CONTROL_K, CONTROL_KINDS, CONTROLS, K
-from experiments.mechanism.mechanism_stages import JOINT_PAIRS, Stage, stages
+from experiments.mechanism.mechanism_stages import JOINT_PAIRS, MechanismConfig, Stage, stages
 from experiments.mechanism.mechanism_table import from_ablation, from_joint, markdown
 from experiments.mechanism.workload import Work, peak_bytes, rate_of, sizes
 from experiments.run.drawing import draw
-from experiments.run.durable import replace
-from experiments.run.session import Session, open_run, open_session, require_out
-from experiments.run.study import (
-    METRIC,
-    ON_ITEMS,
-    ON_MODEL,
-    RUNNING,
-    Option,
-    Report,
-    Study,
-    arguments,
-    positive,
-)
+from experiments.run.durable import replace as replace_file
+from experiments.run.session import Session, open_run, open_session
+from experiments.run.study import Report, Study
 from experiments.run.tables import frame_text
 from mech.engine.engine import MAX_NODES
 from mech.errors import InputError
@@ -44,47 +30,25 @@ from probes.items.item import select_items
 
 logger = logging.getLogger(__name__)
 
-ABLATED_CONTROLS = Option(
-    "ablated-controls", positive, 2, "random sets of each size under mean ablation at all positions"
-)
-CUT_CONTROLS = Option(
-    "cut-controls", positive, 1, "random sets of each size whose attention to the call is cut"
-)
-DEEP = Option(
-    "deep",
-    positive,
-    8,
-    "items on which every head is patched, for Δcopy and Δsem, or all positions are ablated",
-)
-FEW = Option("few", positive, 24, "items of the further stages: attribution, edges, patterns, layers, paths")
-PLAN = Option(
-    "plan",
-    bool,
-    False,
-    "print questions, memory and time, and stop",
-    presentation=True,
-    switch=True,
-)
 DEFAULT_ITEMS = 24
 
 
-def run(args: argparse.Namespace) -> Report:
+def run(config: MechanismConfig) -> Report:
     """Plan; then every stage in turn, the table and the figures."""
-    given = {**vars(args), "limit": args.limit or DEFAULT_ITEMS, "out": args.out or Path("runs/mechanism")}
-    args = argparse.Namespace(**given)
-    steps = stages(args)
-    plan = planned(args, steps)
-    if args.plan:
+    out = config.out or Path("runs/mechanism")
+    config = replace(config, limit=config.limit or DEFAULT_ITEMS, out=out)
+    steps = stages(config)
+    plan = planned(config, steps)
+    if config.plan:
         return Report(plan.text)
     logger.info("%s\n", plan.text)
-    out = require_out(args)
     took: dict[str, float] = {}
     failed: dict[str, str] = {}
     for stage in steps:
         start = time.perf_counter()
         logger.info("== %s", stage.name)
         try:
-            report = stage.study.run(arguments(stage.study, {**vars(args), **stage.options}))
+            report = stage.study.run(stage.config(config))
         except InputError as reason:
             if stage.needed:
                 raise
@@ -95,7 +59,7 @@ def run(args: argparse.Namespace) -> Report:
             failed[stage.name] = (
                 report.text.splitlines()[-1] if report.text.startswith("not done") else "a check fails"
             )
-    table = write(args, plan, took, failed)
+    table = write(config, out, plan, took, failed)
     draw(out)
     said = "".join(f"{name}: {reason} (see above)\n" for name, reason in failed.items())
     where = f"{out / 'mechanism.csv'}, {out / 'mechanism.md'}, {out / 'figures'}"
@@ -122,11 +86,11 @@ class Plan:
         return "\n".join(lines)
 
 
-def planned(args: argparse.Namespace, steps: Sequence[Stage]) -> Plan:
+def planned(config: MechanismConfig, steps: Sequence[Stage]) -> Plan:
     """The plan on this machine, now: the model is loaded, and one run is timed."""
-    session = open_session(args, one_env=True)
-    for name in ("few", "deep"):
-        if len({item.task_id for item in select_items(session.items, limit=vars(args)[name])}) < 2:
+    session = open_session(config, one_env=True)
+    for name, limit in (("few", config.few), ("deep", config.deep)):
+        if len({item.task_id for item in select_items(session.items, limit=limit)}) < 2:
             raise InputError(
                 f"The stages of --{name} items need two tasks at least, for controls and intervals."
             )
@@ -143,11 +107,10 @@ def planned(args: argparse.Namespace, steps: Sequence[Stage]) -> Plan:
 
 
 def write(
-    args: argparse.Namespace, plan: Plan, took: dict[str, float], failed: dict[str, str]
+    config: MechanismConfig, out: Path, plan: Plan, took: dict[str, float], failed: dict[str, str]
 ) -> pd.DataFrame:
     """mechanism.csv, mechanism.md and the suite's own entry of run.json, with what each stage took."""
-    out = Path(args.out)
-    with open_run(STUDY, args, plan.session.model, {}) as folder:
+    with open_run(STUDY, config, plan.session.model, {}) as folder:
         tables = {
             name: folder.read_table(name)
             for name in ("carried", "carried_offtarget", "removed", "controls", "offtarget")
@@ -157,7 +120,7 @@ def write(
         everywhere = from_ablation(env, "mean", tables["removed"], tables["controls"], tables["offtarget"])
         table = pd.concat([joint, everywhere], ignore_index=True)
         folder.write_table("mechanism", table)
-        replace(out / "mechanism.md", markdown(table) + "\n")
+        replace_file(out / "mechanism.md", markdown(table) + "\n")
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         expected = dict(zip(plan.table["stage"], plan.table["seconds"].round(1), strict=True))
         folder.finish(
@@ -170,12 +133,6 @@ STUDY = Study(
     "mechanism",
     "the whole suite of evidence on one environment, with a plan of its cost first (--plan)",
     "backfire mechanism --env toolshed --limit 24 --plan --out runs/mechanism",
-    (
-        *ON_MODEL,
-        *ON_ITEMS,
-        *(K, METHODS_OPTION, CONTROLS, CONTROL_K, CONTROL_KINDS, ABLATION_CONTROLS, OPTIMAL_CONTROLS),
-        *(DRAWS, CONTROL_DRAWS, ABLATED_CONTROLS, CUT_CONTROLS, DEEP, FEW, REFERENCE, METRIC, PLAN),
-        *RUNNING,
-    ),
+    MechanismConfig,
     run,
 )

@@ -7,13 +7,14 @@ it takes at most.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from experiments.heads.ablation import FITTED_ITEMS
+from experiments.heads.control_sets import KINDS
+from experiments.heads.reference_sets import ReferenceOptions
 from experiments.measure import probe as probe_items
 from experiments.mechanism import ablate as ablate_heads
 from experiments.mechanism import agree as agree_scores
@@ -28,10 +29,21 @@ from experiments.mechanism import overlap as compare_effects
 from experiments.mechanism import patch as patch_heads
 from experiments.mechanism import path as patch_path
 from experiments.mechanism import placebo as placebos
+from experiments.mechanism.joint import MethodsOptions
 from experiments.mechanism.joint_controls import labelled
 from experiments.mechanism.joint_item import acts_in
 from experiments.mechanism.workload import Sizes, Work, context, leaves
-from experiments.run.study import REFERENCE_SIZE, Study
+from experiments.run.study import (
+    REFERENCE_SIZE,
+    Flag,
+    MetricOptions,
+    SessionOptions,
+    Study,
+    arguments,
+    keyed,
+    positive,
+)
+from mech.errors import InputError
 from mech.patching.optimal_constants import STEPS
 from probes.effects.joint import ABLATIONS
 
@@ -39,12 +51,30 @@ PAIRS = {"copy": ("pre", "neut"), "sem": ("neut", "fail")}
 JOINT_PAIRS = {"joint": ("pre", "neut"), "joint other": ("neut_other", "neut")}
 """Stage → the pair that head sets are asked about: what a record does, and what the failed call's own text does."""
 SEQUENCE, N_SEQUENCES = 48, 8  # tokens before a random sequence repeats; sequences that heads are scored on
-JOINT_OPTIONS = (
-    *("k", "methods", "controls", "control_k", "control_kinds", "ablation_controls", "optimal_controls"),
-    *("draws", "control_draws"),
-)
 CIRCUIT_SETS = 600  # sets that the circuit's searches and tests ask an item about, or fewer
 PASSAGES = 1600.0  # tokens of the bundled prose and code, and of the random sequences beside them
+
+
+@dataclass(frozen=True, kw_only=True)
+class MechanismConfig(MetricOptions, SessionOptions, MethodsOptions, ReferenceOptions):
+    """What `backfire mechanism` is given."""
+
+    ablated_controls: Annotated[
+        int, Flag("random sets of each size under mean ablation at all positions", positive)
+    ] = 2
+    cut_controls: Annotated[
+        int, Flag("random sets of each size whose attention to the call is cut", positive)
+    ] = 1
+    deep: Annotated[
+        int,
+        Flag(
+            "items on which every head is patched, for Δcopy and Δsem, or all positions are ablated", positive
+        ),
+    ] = 8
+    few: Annotated[
+        int, Flag("items of the further stages: attribution, edges, patterns, layers, paths", positive)
+    ] = 24
+    plan: Annotated[bool, Flag("print questions, memory and time, and stop", presentation=True)] = False
 
 
 @dataclass(frozen=True)
@@ -55,16 +85,20 @@ class Stage:
     """
 
     name: str
-    study: Study
+    study: Study[Any]
     options: Mapping[str, Any]
     work: Callable[[Sizes], Work]
     needed: bool = False
 
+    def config(self, suite: MechanismConfig) -> Any:
+        """The study's config: the stage's options, and the suite's where the study has them."""
+        return arguments(self.study, {**keyed(suite), **self.options})
 
-def stages(args: argparse.Namespace) -> list[Stage]:
+
+def stages(config: MechanismConfig) -> list[Stage]:
     """All stages in order: the measurement, the frozen heads, then each kind of evidence."""
-    many, few, deep = args.limit, min(args.limit, args.few), min(args.limit, args.deep)
-    k = args.k
+    many, k = limit_of(config), config.k
+    few, deep = min(many, config.few), min(many, config.deep)
     n_sizes = len(k)
     copy, sem = ({"from": a, "to": b} for a, b in PAIRS.values())
     return [
@@ -76,7 +110,7 @@ def stages(args: argparse.Namespace) -> list[Stage]:
             lambda s: _heads(s, 1),
             needed=True,
         ),
-        *_joint_stages(args),
+        *_joint_stages(config),
         Stage(
             "patch copy",
             patch_heads.STUDY,
@@ -91,18 +125,18 @@ def stages(args: argparse.Namespace) -> list[Stage]:
         ),
         Stage("overlap", compare_effects.STUDY, {}, lambda s: Work()),
         Stage("agree", agree_scores.STUDY, {}, lambda s: _runs(s, ("neut",), s.failed) * deep),
-        *_in_depth(args, few),
+        *_in_depth(config, few),
         Stage(
             "ablate",
             ablate_heads.STUDY,
-            {"limit": deep, "k": k, "controls": args.ablated_controls, "control_kinds": ("random",)},
-            lambda s: _ablate(s, deep) * (1 + n_sizes * (1 + args.ablated_controls)),
+            {"limit": deep, "k": k, "controls": config.ablated_controls, "control_kinds": ("random",)},
+            lambda s: _ablate(s, deep) * (1 + n_sizes * (1 + config.ablated_controls)),
             needed=True,
         ),
         Stage(
             "circuit",
             find_circuit.STUDY,
-            {"limit": many, "transfer": "none"},
+            {"limit": many, "transfer": "none", "control_kinds": KINDS},
             lambda s: leaves(s.failed, CIRCUIT_SETS, 0.7) * many + _runs(s, PAIRS["copy"], s.failed) * many,
         ),
         Stage(
@@ -114,54 +148,60 @@ def stages(args: argparse.Namespace) -> list[Stage]:
     ]
 
 
-def _joint_stages(args: argparse.Namespace) -> list[Stage]:
+def limit_of(config: MechanismConfig) -> int:
+    """The most items of any stage; InputError where the config does not say."""
+    if config.limit is None:
+        raise InputError("The suite is planned for a number of items: say --limit.")
+    return config.limit
+
+
+def _joint_stages(config: MechanismConfig) -> list[Stage]:
     """Head sets by every method for each pair; the later pair takes the ablations of TO from the first."""
-    shared = {name: getattr(args, name) for name in JOINT_OPTIONS}
     return [
         Stage(
             name,
             joint_sets.STUDY,
-            {"limit": args.limit, "from": pair[0], "to": pair[1], **shared},
-            partial(_joint, args=args, pair=pair, first=name == "joint"),
+            {"limit": config.limit, "from": pair[0], "to": pair[1]},
+            partial(_joint, config=config, pair=pair, first=name == "joint"),
             needed=name == "joint",
         )
         for name, pair in JOINT_PAIRS.items()
     ]
 
 
-def _in_depth(args: argparse.Namespace, few: int) -> list[Stage]:
+def _in_depth(config: MechanismConfig, few: int) -> list[Stage]:
     """What carries the effect of a head, and along which way: estimates, edges, sites, layers, paths."""
     pattern = {"site": "pattern", "from": "pre", "to": "neut", "direction": "noise"}
     record = {"at": "record", "from": "neut_matched", "to": "neut", "direction": "noise"}
-    fewer = min(few, max(2, args.deep // 2))  # everything behind the call is run again for each part
+    fewer = min(few, max(2, config.deep // 2))  # everything behind the call is run again for each part
     return [
         Stage("direct", direct_effects.STUDY, {"limit": few}, lambda s: _direct(s) * few),
         Stage("attribute", attribute_heads.STUDY, {"limit": few}, lambda s: _attribute(s) * few),
         Stage(
-            "cut",
+            "knockout",
             knock_out_edges.STUDY,
-            {"limit": few, "k": args.k, "controls": args.cut_controls, "control_kinds": "random"},
-            lambda s: _cut(s, 1 + len(args.k) * (1 + args.cut_controls)) * few,
+            {"limit": few, "k": config.k, "controls": config.cut_controls, "control_kinds": "random"},
+            lambda s: _knockout(s, 1 + len(config.k) * (1 + config.cut_controls)) * few,
         ),
         Stage("layers", patch_layers.STUDY, {"limit": few}, lambda s: _layers(s) * few),
         Stage(
             "path",
             patch_path.STUDY,
-            {"limit": few, "senders": _at_most(8, args.k), "receivers": _at_most(8, args.k)},
+            {"limit": few, "senders": _at_most(8, config.k), "receivers": _at_most(8, config.k)},
             lambda s: _path(s, 20) * few,
         ),
         Stage(
             "patterns",
             patch_heads.STUDY,
-            {"limit": few, **pattern, "k": args.k},
-            lambda s: _patch(s, "pre", "neut", len(args.k)) * (few / 2),
+            {"limit": few, **pattern, "k": config.k},
+            lambda s: _patch(s, "pre", "neut", len(config.k)) * (few / 2),
         ),
         *(
             Stage(
                 f"{site} at the call",
                 patch_heads.STUDY,
-                {"limit": fewer, "site": site, **record, "k": args.k},
-                lambda s: _at_record(s, len(args.k)) * fewer,
+                {"limit": fewer, "site": site, **record, "k": config.k},
+                lambda s: _at_record(s, len(config.k)) * fewer,
             )
             for site in ("k", "v")
         ),
@@ -198,18 +238,18 @@ def _runs(s: Sizes, conditions: Sequence[str], tokens: float) -> Work:
     return context(sum(s.contexts[name] for name in conditions)) + leaves(tokens, len(conditions))
 
 
-def _joint(s: Sizes, args: argparse.Namespace, pair: tuple[str, str], first: bool) -> Work:
+def _joint(s: Sizes, config: MechanismConfig, pair: tuple[str, str], first: bool) -> Work:
     """Clean runs; every set by every method, both candidates, where the effect is read; selected ones under fail too.
 
     Beside the questions: the reference items' contexts, their runs as donors, and the fits of optimal constants.
     """
-    labels, draws = labelled(args), joint_sets.draws_of(args)
-    methods = joint_sets.methods_of(args.methods)
+    labels, draws = labelled(config), joint_sets.draws_of(config)
+    methods = joint_sets.methods_of(config.methods)
     work = _runs(s, (*pair, "fail"), s.failed) + _runs(s, pair, s.gold)
     for method in methods:
         ablates = method in ABLATIONS
         copies, selected = 0, 0
-        for kind in joint_sets.kept(labels, method, args).values():
+        for kind in joint_sets.kept(labels, method, config).values():
             copies += draws(method, kind)
             selected += draws(method, kind) if kind == "selected" else 0
         if ablates and not first:
@@ -219,10 +259,10 @@ def _joint(s: Sizes, args: argparse.Namespace, pair: tuple[str, str], first: boo
             if method != "denoise":
                 work += leaves(s.failed, selected)
         work += leaves(s.failed, reads * copies) + leaves(s.gold, reads * copies)
-    fits = len(joint_sets.kept(labels, "optimal", args)) if "optimal" in methods else 0
+    fits = len(joint_sets.kept(labels, "optimal", config)) if "optimal" in methods else 0
     fitted = FITTED_ITEMS * (s.contexts[pair[0]] + fits * STEPS * 4 * 3 * s.half * (s.failed + s.gold) / 2)
     donors = 2 * REFERENCE_SIZE * (sum(s.contexts[name] for name in pair) + s.failed + s.gold)
-    return work * args.limit + context(donors + fitted)
+    return work * limit_of(config) + context(donors + fitted)
 
 
 def _patch(s: Sizes, source: str, target: str, n_sets: int) -> Work:
@@ -239,7 +279,7 @@ def _attribute(s: Sizes) -> Work:
     return _pair_runs(s, "pre", "neut") + _both(s, 6) + leaves(s.failed, 6)
 
 
-def _cut(s: Sizes, n_sets: int) -> Work:
+def _knockout(s: Sizes, n_sets: int) -> Work:
     return context(s.system + s.contexts["neut"]) * 2 + _both(s, 4 * n_sets + 2)
 
 

@@ -7,10 +7,10 @@ and how far each ranking agrees with itself, by effects on each metric; --metric
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
 
@@ -20,7 +20,7 @@ from experiments.mechanism.patch_tables import z_effects
 from experiments.run.run_folder import read_run, recorded
 from experiments.run.seeds import stream
 from experiments.run.session import open_folder, require_out
-from experiments.run.study import METRIC, OUT, SEED, Option, Report, Study
+from experiments.run.study import Flag, MetricOptions, OutOptions, Report, SeedOptions, Study
 from experiments.run.tables import frame_text
 from mech.errors import InputError
 from probes.effects.overlap import overlap
@@ -38,15 +38,21 @@ def pair(text: str) -> tuple[str, str]:
     return parts[0], parts[1]
 
 
-ONE = Option("one", pair, ("pre", "neut"), "the one difference: its conditions, FROM,TO")
-OTHER = Option("other", pair, ("neut", "fail"), "the other difference")
-WITH = Option(
-    "with",
-    Path,
-    None,
-    "run folder in which the other difference was patched, if not --out",
-    presentation=True,
-)
+@dataclass(frozen=True, kw_only=True)
+class OverlapConfig(MetricOptions, OutOptions, SeedOptions):
+    """What `backfire overlap` is given."""
+
+    one: Annotated[tuple[str, str], Flag("the one difference: its conditions, FROM,TO", pair)] = (
+        "pre",
+        "neut",
+    )
+    other: Annotated[tuple[str, str], Flag("the other difference", pair)] = ("neut", "fail")
+    with_: Annotated[
+        Path | None,
+        Flag("run folder in which the other difference was patched, if not --out", presentation=True),
+    ] = None
+
+
 SAME = (
     "env",
     "templates",
@@ -57,26 +63,25 @@ SAME = (
 )  # decide what the patched items' transcripts are
 
 
-def run(args: argparse.Namespace) -> Report:
+def run(config: OverlapConfig) -> Report:
     """Compare the head effects of two differences that were patched before.
 
     Raises:
         InputError: a difference was not patched, or not on the same items.
     """
-    out = require_out(args)
-    elsewhere = vars(args)["with"] or out
-    entries = [patched_entry(out, args.one), patched_entry(elsewhere, args.other)]
-    require_same(entries[0], entries[1])
-    effects = [z_effects(out, *args.one), z_effects(elsewhere, *args.other)]
-    names = tuple(NAMES.get(each, "-".join(each)) for each in (args.one, args.other))
-    identity = entries[0]["provenance"]["model"]
-    rows = {"patched": [entry["config_hash"] for entry in entries]}
-    with open_folder(STUDY, args, identity, derived=rows) as folder:
-        table = compared(effects[0], effects[1], (names[0], names[1]), lambda name: stream(args.seed, name))
+    out = require_out(config)
+    patched = ((out, config.one), (config.with_ or out, config.other))
+    one, other = (patched_entry(*each) for each in patched)
+    require_same(one, other)
+    effects = [z_effects(path, *conditions) for path, conditions in patched]
+    names = NAMES.get(config.one, "-".join(config.one)), NAMES.get(config.other, "-".join(config.other))
+    hashes = {"patched": [one["config_hash"], other["config_hash"]]}
+    with open_folder(STUDY, config, one["provenance"]["model"], derived=hashes) as folder:
+        table = compared(effects[0], effects[1], names, lambda name: stream(config.seed, name))
         folder.write_table("overlap", table)
         folder.finish({})
-    shown = of_metric(table, args.metric).drop(columns=["effects_nats", "delta_nats"])
-    return Report(f"effects on {args.metric}:\n{frame_text(shown)}\nwritten to {out}")
+    shown = of_metric(table, config.metric).drop(columns=["effects_nats", "delta_nats"])
+    return Report(f"effects on {config.metric}:\n{frame_text(shown)}\nwritten to {out}")
 
 
 def compared(
@@ -126,6 +131,6 @@ STUDY = Study(
     "overlap",
     "does the mark of failure (Δsem) have heads of its own, and are they those of Δcopy",
     "backfire overlap --out runs/first --with runs/first-sem",
-    (ONE, OTHER, WITH, SEED, METRIC, OUT),
+    OverlapConfig,
     run,
 )

@@ -9,9 +9,8 @@ the same action, and keeps effects on the sums that the metrics are made of (`pr
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pandas as pd
@@ -20,7 +19,7 @@ from experiments.mechanism.metric_views import require_metric
 from experiments.run.left_out import restricted
 from experiments.run.run_study import ItemContext, ItemUnit
 from experiments.run.session import Session, open_session
-from experiments.run.study import Flag, MetricOptions, SessionOptions, Study, keyed, options_of
+from experiments.run.study import Flag, MetricOptions, SessionOptions
 from mech.engine.engine import Run
 from probes.items.item import Item
 from probes.scoring.contrast import Contrast, contrast_of
@@ -39,28 +38,19 @@ class PairOptions:
     to: Annotated[str, Flag("condition with it")] = "neut"
 
 
-FROM, TO = options_of(PairOptions)
-
-
 @dataclass(frozen=True, kw_only=True)
 class PairSweepOptions(PairOptions, MetricOptions, SessionOptions):
     """What a study is given that measures every item of a difference in both directions."""
 
 
-def pair_of(config: PairOptions | argparse.Namespace) -> tuple[str, str]:
+def pair_of(config: PairOptions) -> tuple[str, str]:
     """The two conditions, without and with."""
-    values = keyed(config)
-    return values["from"], values["to"]
+    return config.from_, config.to
 
 
 def entry_of(name: str, pair: tuple[str, str]) -> str:
     """The name that a study of this pair has in run.json."""
     return name if pair == DEFAULT else f"{name} {pair[0]}>{pair[1]}"
-
-
-def for_pair(study: Study[Any], pair: tuple[str, str]) -> Study[Any]:
-    """The study under the name that its entry in run.json has."""
-    return replace(study, name=entry_of(study.name, pair))
 
 
 def row_id(item: Item, pair: tuple[str, str], direction: str) -> str:
@@ -130,8 +120,17 @@ class PairContext(ItemContext):
     """The context of a study that measures every item of a difference in both directions."""
 
     study: str
-    pair: tuple[str, str]
-    metric: str
+    config: PairSweepOptions
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """The two conditions, without and with."""
+        return pair_of(self.config)
+
+    @property
+    def metric(self) -> str:
+        """The metric that is shown."""
+        return self.config.metric
 
     @property
     def entry(self) -> str:
@@ -152,7 +151,7 @@ def open_pair(study: str, config: PairSweepOptions) -> PairContext:
     pair = pair_of(config)
     session = require_conditions(open_session(config, one_env=True), pair)
     require_metric(session.items, config.metric)
-    return PairContext(session, study=study, pair=pair, metric=config.metric)
+    return PairContext(session, study=study, config=config)
 
 
 def both_directions(context: PairContext) -> list[ItemUnit]:
@@ -163,7 +162,7 @@ def both_directions(context: PairContext) -> list[ItemUnit]:
     ]
 
 
-def references_said(_: PairContext, rows: pd.DataFrame) -> list[str]:
+def references_said(_: ItemContext, rows: pd.DataFrame) -> list[str]:
     """Notes on items whose reference is not the item's own."""
     return reference_notes(rows.to_dict("records"))
 

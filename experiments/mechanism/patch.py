@@ -20,130 +20,153 @@ One folder holds patches of several sites and pairs: each has an entry of its ow
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 
 from experiments.heads.ranking import ranking
 from experiments.mechanism.metric_views import of_metric, require_metric
-from experiments.mechanism.pairs import FROM, TO, about_difference, pair_of, require_conditions
+from experiments.mechanism.pairs import (
+    PairContext,
+    PairSweepOptions,
+    about_difference,
+    pair_of,
+    references_said,
+    require_conditions,
+)
 from experiments.mechanism.patch_screen import (
     NO_SCREEN,
     Screen,
+    estimates_table,
     no_screen,
     parse_screen,
     run_screen,
-    write_estimates,
 )
-from experiments.mechanism.patch_tables import GROUP, write_effects
-from experiments.run.left_out import write_left_out
-from experiments.run.progress import progress
-from experiments.run.session import Session, about_items, open_run, open_session
-from experiments.run.study import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, whole_numbers
-from experiments.run.tables import forwards_text, frame_text
+from experiments.mechanism.patch_tables import GROUP, Group, effects_tables
+from experiments.run.run_folder import RunFolder
+from experiments.run.run_study import ItemStudy, ItemUnit, Row, Tables
+from experiments.run.session import open_session, require_out
+from experiments.run.study import Flag, Report, whole_numbers
+from experiments.run.tables import frame_text
 from mech.errors import InputError
 from mech.head_scores.induction import top_heads
 from mech.heads import HeadSet
 from probes.items.item import Item
 from probes.scoring.contrast import contrast_of
-from probes.scoring.metric_sums import effects_of, reference_notes, sums_of
-from probes.scoring.patch_item import SITES, PatchTask, patched
-from probes.scoring.patch_pairs import AT as PLACES
-from probes.scoring.patch_pairs import LengthMismatch, require_pattern_pair
+from probes.scoring.metric_sums import effects_of, sums_of
+from probes.scoring.patch_item import SITES, PatchTask, mismatch, patched
+from probes.scoring.patch_pairs import AT, require_pattern_pair
 
-DIRECTION = Option("direction", str, "both", "noise, denoise or both", ("noise", "denoise", "both"))
-SITE = Option("site", str, "z", "what is patched; k and v are by key/value head", SITES)
-AT = Option(
-    "at",
-    str,
-    "candidate",
-    "where: from where the call is repeated, at its tokens in the record, or at the observation",
-    PLACES,
-)
-K = Option("k", whole_numbers, (4, 8, 16, 32), "sizes of the joint sets")
-SCREEN = Option(
-    "screen", str, NO_SCREEN, "all, or attribution:N to patch the N heads of largest estimate only"
-)
 DEFAULT = ("z", "candidate", "pre", "neut")
 
 
-def run(args: argparse.Namespace) -> Report:
-    """Patch every item in every asked direction, then derive the tables."""
-    group = group_of(args)
-    directions = ("noise", "denoise") if args.direction == "both" else (args.direction,)
-    size = parse_screen(args.screen, group)
+@dataclass(frozen=True, kw_only=True)
+class PatchConfig(PairSweepOptions):
+    """What `backfire patch` is given."""
+
+    site: Annotated[str, Flag("what is patched; k and v are by key/value head", choices=SITES)] = "z"
+    at: Annotated[
+        str,
+        Flag(
+            "where: from where the call is repeated, at its tokens in the record, or at the observation",
+            choices=AT,
+        ),
+    ] = "candidate"
+    direction: Annotated[Literal["noise", "denoise", "both"], Flag("noise, denoise or both")] = "both"
+    k: Annotated[tuple[int, ...], Flag("sizes of the joint sets", whole_numbers)] = (4, 8, 16, 32)
+    screen: Annotated[str, Flag("all, or attribution:N to patch the N heads of largest estimate only")] = (
+        NO_SCREEN
+    )
+
+    @property
+    def group(self) -> Group:
+        """What a folder tells patches apart by: site, at, from, to."""
+        return self.site, self.at, *pair_of(self)
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """The directions asked for."""
+        return ("noise", "denoise") if self.direction == "both" else (self.direction,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchContext(PairContext):
+    """The joint sets, which heads are patched alone, and the items that cannot be patched, with the reason."""
+
+    config: PatchConfig
+    sets: Mapping[str, HeadSet]
+    screen: Screen
+    skipped: Mapping[str, str]
+
+    @property
+    def entry(self) -> str:
+        """With site, place and pair where they are not the default."""
+        return entry_name(self.config.group)
+
+
+def open_patch(config: PatchConfig) -> PatchContext:
+    """The session, the joint sets, and which items cannot be patched.
+
+    Raises:
+        InputError: a site, place, direction, screen or metric has no meaning here, or no item can be patched.
+    """
+    group, directions = config.group, config.directions
+    parse_screen(config.screen, group)
     require_defined(group, directions)
-    session = open_session(args, one_env=True)
-    session = require_conditions(session, pair_of(args))
-    require_metric(session.items, args.metric)
-    scores, source = ranking(session.model, args.out, args.seed)
-    sets = {f"top{k}": top_heads(scores, k) for k in args.k if k <= len(scores)}
-    too_large = [k for k in args.k if k > len(scores)]
-    about = {**about_items(session), "head_scores": source, "sets": {name: str(sets[name]) for name in sets}}
-    derived: dict[str, Any] = {"set_sha256": {name: heads.sha256 for name, heads in sets.items()}}
-    if size is not None:
-        derived["screen_metric"] = args.metric  # decides which heads are patched
-    skipped: dict[str, str] = {}
-    with open_run(replace(STUDY, name=entry_name(group)), args, session.model, about, derived) as folder:
-        screen = no_screen(directions)
-        if size is not None:
-            screen = run_screen(folder, session, group, directions, size, args.metric, args.quiet)
-        for item in progress(session.items, len(session.items), "patch", args.quiet):
-            done = folder.done_ids("patches")
-            todo = [name for name in directions if row_id(item, group, name) not in done]
-            if todo:
-                try:
-                    rows = patch_item(session, item, group, todo, sets, screen)
-                except LengthMismatch as reason:
-                    skipped[item.item_id] = str(reason)
-                else:
-                    folder.append_all("patches", rows)
-        if len(skipped) == len(session.items):
-            raise InputError(f"No item can be patched at the {group[1]}: {next(iter(skipped.values()))}")
-        shares, joint = write_effects(folder, session)
-        if size is not None:
-            write_estimates(folder)
-        notes = [
-            *write_left_out(folder, session),
-            *reference_notes(folder.rows("patches").to_dict("records")),
-        ]
-        forwards = session.engine.forwards
-        counts = {"forwards_run": forwards.ran, "forwards_saved": forwards.saved}
-        folder.finish({**counts, "skipped": skipped, "screen": list(screen.notes)})
-    text = [
-        f"shares of {args.metric}:",
-        told(of_metric(shares, args.metric), group),
-        "",
-        frame_text(of_group(of_metric(joint, args.metric), group)) if len(joint) else "",
-        *screen.notes,
-        *skips(skipped),
-        *notes,
-        *(f"There is no top {k}: the model has {len(scores)} heads." for k in too_large),
-    ]
-    return Report("\n".join([*text, forwards_text(forwards.ran, forwards.saved), f"written to {args.out}"]))
+    session = require_conditions(open_session(config, one_env=True), pair_of(config))
+    require_metric(session.items, config.metric)
+    scores, source = ranking(session.model, require_out(config), config.seed)
+    sets = {f"top{k}": top_heads(scores, k) for k in config.k if k <= len(scores)}
+    skipped = {}
+    for item in session.items:
+        candidates = contrast_of(session.model, item, session.wording).candidates
+        reason = mismatch(session.model, item, group, session.wording, candidates, directions)
+        if reason is not None:
+            skipped[item.item_id] = reason
+    if len(skipped) == len(session.items):
+        raise InputError(f"No item can be patched at the {group[1]}: {next(iter(skipped.values()))}")
+    decided: dict[str, Any] = {"set_sha256": {name: heads.sha256 for name, heads in sets.items()}}
+    if config.screen != NO_SCREEN:
+        decided["screen_metric"] = config.metric  # decides which heads are patched
+    return PatchContext(
+        session,
+        recorded={"head_scores": source, "sets": {name: str(heads) for name, heads in sets.items()}},
+        decided=decided,
+        study="patch",
+        config=config,
+        sets=sets,
+        screen=no_screen(directions),
+        skipped=skipped,
+    )
 
 
-def group_of(args: argparse.Namespace) -> tuple[str, str, str, str]:
-    """What a folder tells patches apart by: site, at, from, to."""
-    return args.site, args.at, *pair_of(args)
+def prepare(context: PatchContext, folder: RunFolder) -> PatchContext:
+    """With the heads that a screen picks on all items."""
+    config = context.config
+    size = parse_screen(config.screen, config.group)
+    if size is None:
+        return context
+    screen = run_screen(
+        folder, context.session, config.group, config.directions, size, config.metric, config.quiet
+    )
+    return replace(context, screen=screen)
 
 
-def entry_name(group: tuple[str, str, str, str]) -> str:
+def entry_name(group: Group) -> str:
     """The study's entry in run.json: `patch`, and its site, place and pair where they are not the default."""
     site, at, source, target = group
     return "patch" if group == DEFAULT else f"patch {site} {at} {source}>{target}"
 
 
-def row_id(item: Item, group: tuple[str, str, str, str], direction: str) -> str:
+def row_id(item: Item, group: Group, direction: str) -> str:
     """The id of a row."""
     site, at, source, target = group
     return f"{item.item_id}|{site}|{at}|{source}>{target}|{direction}"
 
 
-def require_defined(group: tuple[str, str, str, str], directions: tuple[str, ...]) -> None:
+def require_defined(group: Group, directions: tuple[str, ...]) -> None:
     """Raise InputError for a site, place or direction that has no meaning, before anything is run."""
     site, at, source, target = group
     if site != "pattern":
@@ -157,19 +180,19 @@ def require_defined(group: tuple[str, str, str, str], directions: tuple[str, ...
         require_pattern_pair(donor, recipient)
 
 
-def patch_item(
-    session: Session,
-    item: Item,
-    group: tuple[str, str, str, str],
-    directions: list[str],
-    sets: Mapping[str, HeadSet],
-    screen: Screen,
-) -> list[dict[str, Any]]:
-    """One row a direction: the differences, and by sum the effect (nats) of every part and joint set.
+def units(context: PatchContext) -> list[ItemUnit]:
+    """A unit an item that can be patched, of a row a direction: the clean runs are shared."""
+    config = context.config
+    return [
+        ItemUnit(tuple(row_id(item, config.group, direction) for direction in config.directions), item)
+        for item in context.session.items
+        if item.item_id not in context.skipped
+    ]
 
-    Raises:
-        LengthMismatch: the two conditions of this item do not correspond where they are patched.
-    """
+
+def measure(context: PatchContext, unit: ItemUnit) -> list[Row]:
+    """One row a direction: the differences, and by sum the effect (nats) of every part and joint set."""
+    session, group, sets, item = context.session, context.config.group, context.sets, unit.item
     contrast = contrast_of(session.model, item, session.wording)
     tasks = {
         candidate: PatchTask.of(session.engine, item, group, session.wording, candidate)
@@ -182,12 +205,12 @@ def patch_item(
         ends["logprob_from"].update(sums_of(contrast, candidate, task.low.score))
         ends["logprob_to"].update(sums_of(contrast, candidate, task.high.score))
     rows = []
-    for direction in directions:
+    for direction in context.config.directions:
         effects: dict[str, dict[str, dict[str, float]]] = {"heads": {}, "sets": {}}
         for candidate, task in tasks.items():
             base = (task.high if direction == "noise" else task.low).score
             sign = -1.0 if direction == "noise" else 1.0
-            single, joint = patched(session.engine, task, direction, sets, screen.heads[direction])
+            single, joint = patched(session.engine, task, direction, sets, context.screen.heads[direction])
             scores = {"heads": {str(part): score for part, score in single.items()}, "sets": joint}
             for name in sums_of(contrast, candidate, base):  # also where there are no sets
                 for kind in effects:
@@ -203,7 +226,7 @@ def patch_item(
                 "task_id": item.task_id,
                 "direction": direction,
                 **dict(zip(GROUP, group, strict=True)),
-                "screen": screen.name,
+                "screen": context.screen.name,
                 "n_positions": len(first.positions) or len(first.low.query.action),
                 **ends,
                 **differences,
@@ -214,7 +237,13 @@ def patch_item(
     return rows
 
 
-def of_group(table: pd.DataFrame, group: tuple[str, str, str, str]) -> pd.DataFrame:
+def patch_tables(context: PatchContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
+    """The four tables of every patch in the folder, and estimates.csv of a screen."""
+    tables = effects_tables(folder, context.session)
+    return tables if context.config.screen == NO_SCREEN else {**tables, "estimates": estimates_table(folder)}
+
+
+def of_group(table: pd.DataFrame, group: Group) -> pd.DataFrame:
     """The rows of one site, place and pair, without the columns that say so."""
     here = (table[list(GROUP)] == list(group)).all(axis=1)
     rows = table[here].drop(columns=[*GROUP, "screen"], errors="ignore")
@@ -222,11 +251,22 @@ def of_group(table: pd.DataFrame, group: tuple[str, str, str, str]) -> pd.DataFr
     return rows.drop(columns=numbers)
 
 
-def told(shares: pd.DataFrame, group: tuple[str, str, str, str]) -> str:
-    """The largest shares of each direction."""
-    here = of_group(shares, group)
-    best = here.sort_values(["direction", "share"], ascending=[True, False]).groupby("direction").head(8)
-    return frame_text(best)
+def report(context: PatchContext, tables: Tables) -> Report:
+    """The largest shares of each direction, the joint sets' gaps, and what was not patched."""
+    config, session = context.config, context.session
+    shares, gaps = (of_metric(tables[name], config.metric) for name in ("shares", "redundancy"))
+    ranked = of_group(shares, config.group).sort_values(["direction", "share"], ascending=[True, False])
+    n_heads = session.model.n_layers * session.model.n_heads
+    lines = [
+        f"shares of {config.metric}:",
+        frame_text(ranked.groupby("direction").head(8)),
+        "",
+        frame_text(of_group(gaps, config.group)) if len(gaps) else "",
+        *context.screen.notes,
+        *skips(context.skipped),
+        *(f"There is no top {k}: the model has {n_heads} heads." for k in config.k if k > n_heads),
+    ]
+    return Report("\n".join(lines))
 
 
 def skips(skipped: Mapping[str, str]) -> list[str]:
@@ -236,10 +276,18 @@ def skips(skipped: Mapping[str, str]) -> list[str]:
     return [f"{len(skipped)} items left out ({', '.join(skipped)}): {next(iter(skipped.values()))}"]
 
 
-STUDY = Study(
+STUDY = ItemStudy(
     "patch",
     "attribute a difference of two conditions to heads or layers by exact noising and denoising",
     "backfire patch --from pre --to neut --site z --direction both --limit 4 --out runs/first",
-    (*ON_MODEL, *ON_ITEMS, FROM, TO, SITE, AT, DIRECTION, K, SCREEN, METRIC, *RUNNING),
-    run,
+    PatchConfig,
+    rows="patches",
+    open=open_patch,
+    prepare=prepare,
+    units=units,
+    measure=measure,
+    tables=patch_tables,
+    report=report,
+    notes=references_said,
+    extra=lambda context, _: {"skipped": dict(context.skipped), "screen": list(context.screen.notes)},
 )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from experiments.mechanism.metric_views import of_metric
+from experiments.mechanism.patch_tables import Group
 from experiments.run.progress import progress
 from experiments.run.run_folder import RunFolder, read_run
 from experiments.run.session import Session
@@ -28,7 +29,6 @@ from probes.scoring.metric_sums import by_metric, metrics_by_part, token_counts
 from probes.scoring.patch_item import PatchTask
 
 NO_SCREEN = "all"
-Group = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def run_screen(
     return Screen(f"attribution:{size}", chosen, tuple(notes))
 
 
-def write_estimates(folder: RunFolder) -> None:
+def estimates_table(folder: RunFolder) -> pd.DataFrame:
     """estimates.csv: every head's mean estimate, of every pair screened in the folder, and whether it was patched."""
     table = pooled(folder.rows("estimates"))
     rows = folder.rows("patches")
@@ -129,7 +129,7 @@ def write_estimates(folder: RunFolder) -> None:
     }
     names = [str(Head(layer, head)) for layer, head in zip(table["layer"], table["head"], strict=True)]
     keys = zip(table["from"], table["to"], table["direction"], names, strict=True)
-    folder.write_table("estimates", table.assign(patched=[key in done for key in keys]))
+    return table.assign(patched=[key in done for key in keys])
 
 
 def pooled(rows: pd.DataFrame) -> pd.DataFrame:

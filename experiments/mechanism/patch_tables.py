@@ -24,6 +24,7 @@ from probes.scoring.metric_sums import by_metric, metrics_by_part, metrics_of
 from probes.stats.bootstrap import RngFactory
 
 GROUP = ("site", "at", "from", "to")
+Group = tuple[str, str, str, str]
 _PART = re.compile(r"L(\d+)(?:(H|KV)(\d+))?")
 _FIRST = ("z", "candidate", "pre", "neut")
 
@@ -76,13 +77,17 @@ def z_effects(path: Path, source: str, target: str) -> pd.DataFrame:
     return long[long["set"].isna()].drop(columns="set").astype({"layer": int, "head": int})
 
 
-def write_effects(folder: RunFolder, session: Session) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Write the four tables; shares and redundancy are returned."""
+def effects_tables(folder: RunFolder, session: Session) -> dict[str, pd.DataFrame]:
+    """The four tables, of all patches that the folder holds.
+
+    Raises:
+        InputError: a row of patches.jsonl is damaged.
+    """
     with naming(folder.path / "patches.jsonl"):
-        return _write_effects(folder, session)
+        return _effects_tables(folder, session)
 
 
-def _write_effects(folder: RunFolder, session: Session) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _effects_tables(folder: RunFolder, session: Session) -> dict[str, pd.DataFrame]:
     rows = session.clustered(folder.rows("patches"))
     found: dict[str, list[pd.DataFrame]] = {"effects": [], "joint": [], "shares": [], "redundancy": []}
     for group, part in rows.groupby(list(GROUP), sort=False):
@@ -102,10 +107,7 @@ def _write_effects(folder: RunFolder, session: Session) -> tuple[pd.DataFrame, p
         found["redundancy"].append(gaps.assign(**named))
     # An empty part (a group without complete sets) has no types, and would take those of the others.
     filled = {name: [part for part in parts if len(part)] or parts[:1] for name, parts in found.items()}
-    tables = {name: pd.concat([_plain(part) for part in parts]) for name, parts in filled.items()}
-    for name, table in tables.items():
-        folder.write_table(name, table)
-    return tables["shares"], tables["redundancy"]
+    return {name: pd.concat([_plain(part) for part in parts]) for name, parts in filled.items()}
 
 
 def complete_sets(

@@ -9,10 +9,10 @@ metric, with the controls' range and p).
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Annotated, Literal
 
 import pandas as pd
 import torch
@@ -20,13 +20,20 @@ from torch import Tensor
 
 from experiments.heads.ranking import ranking
 from experiments.mechanism.metric_views import of_metric, require_metric
-from experiments.mechanism.pairs import FROM, TO, for_pair, pair_of, require_conditions
-from experiments.run.left_out import write_left_out
+from experiments.mechanism.pairs import (
+    PairContext,
+    PairSweepOptions,
+    pair_of,
+    references_said,
+    require_conditions,
+    row_id,
+)
 from experiments.run.progress import progress
 from experiments.run.run_folder import RunFolder
-from experiments.run.session import Session, about_items, open_run, open_session
-from experiments.run.study import METRIC, ON_ITEMS, ON_MODEL, RUNNING, Option, Report, Study, positive
-from experiments.run.tables import forwards_text, frame_text
+from experiments.run.run_study import ItemStudy, ItemUnit, Row, Tables
+from experiments.run.session import Session, open_session, require_out
+from experiments.run.study import Flag, Report, positive
+from experiments.run.tables import frame_text
 from mech.engine.capture import everything_names
 from mech.engine.engine import Run
 from mech.errors import InputError
@@ -38,100 +45,63 @@ from mech.patching.paths import patch_path, path_names, sharing_keys
 from probes.effects.dose import against_controls, share_removed
 from probes.items.item import Item
 from probes.scoring.contrast import contrast_of
-from probes.scoring.metric_sums import Sums, by_metric, metrics_of, reference_notes, sums_of, token_counts
+from probes.scoring.metric_sums import Sums, by_metric, metrics_of, sums_of, token_counts
 from probes.scoring.record import recorded_call
 from probes.scoring.score import build_queries, system_length
 from probes.stats.bootstrap import RngFactory
 from probes.stats.families import corrected, family_lines
 
-SENDERS = Option("senders", positive, 8, "heads of highest previous-token score")
-RECEIVERS = Option("receivers", positive, 8, "heads of highest prefix-matching score")
-HOW = Option(
-    "how",
-    str,
-    "mean",
-    "what stands in the senders' place: mean over other tasks' items, or zero",
-    ("mean", "zero"),
-)
-CONTROLS = Option("controls", positive, 20, "random sets of as many heads of the senders' layers")
+
+@dataclass(frozen=True, kw_only=True)
+class PathConfig(PairSweepOptions):
+    """What `backfire path` is given."""
+
+    senders: Annotated[int, Flag("heads of highest previous-token score", positive)] = 8
+    receivers: Annotated[int, Flag("heads of highest prefix-matching score", positive)] = 8
+    how: Annotated[
+        Literal["mean", "zero"],
+        Flag("what stands in the senders' place: mean over other tasks' items, or zero"),
+    ] = "mean"
+    controls: Annotated[int, Flag("random sets of as many heads of the senders' layers", positive)] = 20
 
 
-@dataclass(frozen=True)
-class Paths:
-    """The receivers, and sets of senders by label: (kind, heads)."""
+@dataclass(frozen=True, kw_only=True)
+class PathContext(PairContext):
+    """The receivers, and sets of senders by label: (kind, heads).
 
+    `sharing`: query heads that share the receivers' keys and do not see the change.
+    """
+
+    config: PathConfig
     receivers: HeadSet
+    sharing: HeadSet
     senders: Mapping[str, tuple[str, HeadSet]]
-    displaced: Mapping[str, int]
+
+    @cached_property
+    def means(self) -> Mapping[str, Tensor]:
+        """Task → what stands in the senders' place, [layer, head, d_head]: `record_means`, or zero."""
+        if self.config.how == "mean":
+            return record_means(self.session, self.pair[1], self.config.quiet)
+        model = self.session.model
+        zero = torch.zeros(
+            model.n_layers, model.n_heads, model.d_head, dtype=model.dtype, device=model.device
+        )
+        return {item.task_id: zero for item in self.session.items}
 
 
-def run(args: argparse.Namespace) -> Report:
-    """Cut the path for every item and set of senders, then derive the table."""
-    session, pair = open_session(args, one_env=True), pair_of(args)
-    session = require_conditions(session, pair)
-    require_metric(session.items, args.metric)
-    paths = choose(session, args)
-    sharing = sharing_keys(session.model, paths.receivers)
-    about = {
-        **about_items(session),
-        "receivers": str(paths.receivers),
-        "sharing_keys": str(sharing),
-        "senders": {name: str(heads) for name, (_, heads) in paths.senders.items() if name != "all"},
-        "displaced": dict(paths.displaced),
-    }
-    hashes = {name: heads.sha256 for name, (_, heads) in paths.senders.items()}
-    derived = {"receivers_sha256": paths.receivers.sha256, "senders_sha256": hashes}
-    with open_run(for_pair(STUDY, pair), args, session.model, about, derived) as folder:
-        todo = [item for item in session.items if row_id(item, pair, "none") not in folder.done_ids("path")]
-        means = record_means(session, pair[1], args.quiet) if todo and args.how == "mean" else None
-        for item in progress(todo, len(todo), "path", args.quiet):
-            done = folder.done_ids("path")
-            rows = path_item(session, item, pair, paths, means)
-            folder.append_all("path", [row for row in rows if row["id"] not in done])
-        table = write_path(folder, session)
-        notes = [*write_left_out(folder, session), *reference_notes(folder.rows("path").to_dict("records"))]
-        forwards = session.engine.forwards
-        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved})
-    here = table[(table["from"] == pair[0]) & (table["to"] == pair[1]) & (table["kind"] == "selected")]
-    notes += family_lines(here[here["metric"] == args.metric], "path")
-    here = of_metric(here, args.metric)
-    shown = [
-        "set",
-        "k",
-        "share",
-        "ci_lo",
-        "ci_hi",
-        "effect_nats",
-        "random_lo",
-        "random_hi",
-        "n_controls",
-        "p",
-        "p_holm",
-        "n",
-    ]
-    text = [
-        f"receivers: {paths.receivers}",
-        f"query heads that share their keys and do not see the change: {sharing if len(sharing) else 'none'}",
-        f"shares of {args.metric}:",
-        frame_text(here[shown]),
-        *notes,
-        forwards_text(forwards.ran, forwards.saved),
-        f"written to {args.out}",
-    ]
-    return Report("\n".join(text))
-
-
-def choose(session: Session, args: argparse.Namespace) -> Paths:
+def open_path(config: PathConfig) -> PathContext:
     """Receivers, the chosen senders, all heads as senders, and the controls.
 
     Raises:
         InputError: more heads are asked for than there are, a table lacks a score, no sender stands below a receiver.
     """
-    model = session.model
-    by_previous, _ = ranking(model, args.out, args.seed, "previous_token")
-    by_prefix, _ = ranking(model, args.out, args.seed)
-    receivers = top_heads(by_prefix, args.receivers)
-    chosen = top_heads(by_previous, args.senders, "previous_token")
+    session = require_conditions(open_session(config, one_env=True), pair_of(config))
+    require_metric(session.items, config.metric)
+    model, out = session.model, require_out(config)
+    by_previous, _ = ranking(model, out, config.seed, "previous_token")
+    by_prefix, _ = ranking(model, out, config.seed)
+    receivers = top_heads(by_prefix, config.receivers)
+    chosen = top_heads(by_previous, config.senders, "previous_token")
     if chosen.heads[0].layer >= receivers.heads[-1].layer:
         raise InputError(
             f"No sender of {chosen} stands in a layer below a receiver of {receivers}: ask for more."
@@ -140,18 +110,26 @@ def choose(session: Session, args: argparse.Namespace) -> Paths:
         "previous-token": ("selected", chosen),
         "all": ("selected", all_heads(model)),
     }
-    displaced = {}
-    drawn = distinct_controls(chosen, model.n_layers, model.n_heads, args.controls, session.rng_for)
-    for draw, control in enumerate(drawn):
-        senders[f"random{draw}"] = ("random", control.heads)
-        if control.displaced:
-            displaced[f"random{draw}"] = control.displaced
-    return Paths(receivers, senders, displaced)
-
-
-def row_id(item: Item, pair: tuple[str, str], label: str) -> str:
-    """The id of a row."""
-    return f"{item.item_id}|{pair[0]}>{pair[1]}|{label}"
+    drawn = distinct_controls(chosen, model.n_layers, model.n_heads, config.controls, session.rng_for)
+    senders |= {f"random{draw}": ("random", control.heads) for draw, control in enumerate(drawn)}
+    sharing = sharing_keys(model, receivers)
+    recorded = {
+        "receivers": str(receivers),
+        "sharing_keys": str(sharing),
+        "senders": {name: str(heads) for name, (_, heads) in senders.items() if name != "all"},
+        "displaced": {f"random{draw}": one.displaced for draw, one in enumerate(drawn) if one.displaced},
+    }
+    hashes = {name: heads.sha256 for name, (_, heads) in senders.items()}
+    return PathContext(
+        session,
+        recorded=recorded,
+        decided={"receivers_sha256": receivers.sha256, "senders_sha256": hashes},
+        study="path",
+        config=config,
+        receivers=receivers,
+        sharing=sharing,
+        senders=senders,
+    )
 
 
 def record_run(
@@ -186,27 +164,34 @@ def record_means(session: Session, condition: str, quiet: bool) -> dict[str, Ten
     return {task: ((total - sums[task]) / (count - counts[task])).to(session.model.dtype) for task in tasks}
 
 
-def path_item(
-    session: Session, item: Item, pair: tuple[str, str], paths: Paths, means: Mapping[str, Tensor] | None
-) -> list[dict[str, Any]]:
-    """One row a set of senders: every sum (nats) without the path; the last row is of the whole run."""
+def units(context: PathContext) -> list[ItemUnit]:
+    """A unit an item, of a row a set of senders and one of the clean run: they share it."""
+    labels = [*context.senders, "none"]
+    return [
+        ItemUnit(tuple(row_id(item, context.pair, label) for label in labels), item)
+        for item in context.session.items
+    ]
+
+
+def measure(context: PathContext, unit: ItemUnit) -> list[Row]:
+    """One row a set of senders: every sum (nats) without the path; the last row is of the clean run."""
+    session, item, pair, how = context.session, unit.item, context.pair, context.config.how
     model, engine = session.model, session.engine
     contrast = contrast_of(model, item, session.wording)
+    value = context.means[item.task_id]
     runs = {name: record_run(session, item, pair[1], path_names(model), name) for name in contrast.candidates}
     before: Sums = {}
     for scoring in build_queries(model, item, [pair[0]], session.wording, contrast.candidates):
         [start] = engine.score([scoring.query], system_length(model, item))
         before.update(sums_of(contrast, scoring.candidate, start))
     counts = token_counts(contrast, {name: len(run.query.action) for name, (run, _) in runs.items()})
-    nothing = torch.zeros(model.n_layers, model.n_heads, model.d_head, dtype=model.dtype, device=model.device)
-    how, value = ("zero", nothing) if means is None else ("mean", means[item.task_id])
     rows = []
-    for label, (kind, heads) in {**paths.senders, "none": ("none", HeadSet(()))}.items():
+    for label, (kind, heads) in {**context.senders, "none": ("none", HeadSet(()))}.items():
         after: Sums = {}
         for candidate, (run, places) in runs.items():
             score = run.score
             if kind != "none":
-                score = patch_path(engine, run, paths.receivers, heads, value, places)
+                score = patch_path(engine, run, context.receivers, heads, value, places)
             after.update(sums_of(contrast, candidate, score))
         about = {"item_id": item.item_id, "task_id": item.task_id, "from": pair[0], "to": pair[1], "how": how}
         measured = {
@@ -232,8 +217,9 @@ def long_path(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def write_path(folder: RunFolder, session: Session) -> pd.DataFrame:
+def path_tables(context: PathContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
     """path.csv, of every pair in the folder."""
+    session = context.session
     rows = long_path(session.clustered(folder.rows("path")))
     tables = []
     for (source, target), part in rows.groupby(["from", "to"], sort=False):
@@ -246,15 +232,34 @@ def write_path(folder: RunFolder, session: Session) -> pd.DataFrame:
 
         named = {"how": part["how"].iloc[0], "from": source, "to": target}
         tables.append(by_metric(part, derive).assign(**named))
-    table = corrected(pd.concat(tables, ignore_index=True), "path")
-    folder.write_table("path", table)
-    return table
+    return {"path": corrected(pd.concat(tables, ignore_index=True), "path")}
 
 
-STUDY = Study(
+def report(context: PathContext, tables: Tables) -> Report:
+    """The shares of the selected senders, beside the controls' range."""
+    table, sharing = context.of_pair(tables["path"]), context.sharing
+    here = table[table["kind"] == "selected"]
+    shown = ["set", "k", "share", "ci_lo", "ci_hi", "effect_nats", "random_lo", "random_hi"]
+    lines = [
+        f"receivers: {context.receivers}",
+        f"query heads that share their keys and do not see the change: {sharing if len(sharing) else 'none'}",
+        f"shares of {context.metric}:",
+        frame_text(of_metric(here, context.metric)[[*shown, "n_controls", "p", "p_holm", "n"]]),
+        *family_lines(here[here["metric"] == context.metric], "path"),
+    ]
+    return Report("\n".join(lines))
+
+
+STUDY = ItemStudy(
     "path",
     "cut the path from previous-token heads into the keys of induction heads at the recorded call",
     "backfire path --senders 8 --receivers 8 --how mean --controls 20 --limit 4 --out runs/first",
-    (*ON_MODEL, *ON_ITEMS, FROM, TO, SENDERS, RECEIVERS, HOW, CONTROLS, METRIC, *RUNNING),
-    run,
+    PathConfig,
+    rows="path",
+    open=open_path,
+    units=units,
+    measure=measure,
+    tables=path_tables,
+    report=report,
+    notes=references_said,
 )

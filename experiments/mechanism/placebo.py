@@ -10,32 +10,22 @@ in every metric. placebos.jsonl → placebos.csv; exit code 1 if one does not be
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 
-from experiments.heads.ablation import ALPHA, BY, HOW, REFERENCE, WHERE, Replacement, replacement
+from experiments.heads.ablation import METHODS, PlaceOptions, Replacement, replacement
+from experiments.heads.control_sets import MatchedOptions
 from experiments.heads.ranking import ranking, score_heads
-from experiments.run.progress import progress
 from experiments.run.run_folder import RunFolder
-from experiments.run.session import Session, about_items, open_redrawn, open_run, open_session
-from experiments.run.study import (
-    METRIC,
-    ON_ITEMS,
-    ON_MODEL,
-    RUNNING,
-    Option,
-    Report,
-    Study,
-    not_negative,
-    positive,
-)
-from experiments.run.tables import forwards_text, frame_text
+from experiments.run.run_study import ItemContext, ItemStudy, ItemUnit, Row, Tables
+from experiments.run.session import Session, open_redrawn, open_session, require_out
+from experiments.run.study import Flag, MetricOptions, Report, SessionOptions, not_negative, positive
+from experiments.run.tables import frame_text
 from mech.engine.engine import Engine
 from mech.engine.queries import Query, Score
 from mech.engine.sweep import stacked, sweep
@@ -52,55 +42,82 @@ from probes.scoring.record import padding_sources
 from probes.scoring.score import build_queries, decision_run, score_item
 from probes.stats.bootstrap import MIN_CLUSTERS
 
-TOP = Option("top", positive, 16, "how many heads, best first by --by, are taken out")
-CONTROLS = Option(
-    "controls", not_negative, 20, "random sets with as many heads in each layer; 0 leaves that placebo out"
-)
-SHUFFLES = Option(
-    "shuffles", positive, 20, "sets of as many heads by permuted scores; 19 at least for a p of 0.05"
-)
 Values = dict[str, float]
+OWN = "redrawn_own"
+"""The part in which the redrawn model's own best heads are taken out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceboConfig(MetricOptions, SessionOptions, PlaceOptions, MatchedOptions):
+    """What `backfire placebo` is given."""
+
+    top: Annotated[int, Flag("how many heads, best first by --by, are taken out", positive)] = 16
+    how: Annotated[str, Flag("what takes the place of their z", choices=METHODS)] = "mean"
+    shuffles: Annotated[
+        int, Flag("sets of as many heads by permuted scores; 19 at least for a p of 0.05", positive)
+    ] = 20
+    controls: Annotated[
+        int, Flag("random sets with as many heads in each layer; 0 leaves that placebo out", not_negative)
+    ] = 20
 
 
 @dataclass(frozen=True)
-class Placebos:
-    """What the parts share: the session, the sets of heads, and the placebo model, made when it is first needed."""
+class PlaceboUnit(ItemUnit):
+    """A part of the study, and an item."""
 
-    session: Session
-    args: argparse.Namespace
+    part: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceboContext(ItemContext):
+    """What the parts share; the placebo model is made when it is first needed.
+
+    Attributes:
+        sets: name → heads: the selected ones, those by permuted scores, random ones.
+        with_what: what takes the place of z.
+        kept_own: the placebo model's own best heads, as rows of an earlier run have them.
+    """
+
+    config: PlaceboConfig
     sets: Mapping[str, HeadSet]
     with_what: Replacement
+    kept_own: str | None = None
 
     @cached_property
     def own(self) -> HeadSet:
         """The placebo model's own best heads, by its own scores on repeated random tokens."""
-        by = self.args.by if self.args.by in SCORES else "prefix_matching"
-        return top_heads(score_heads(self.redrawn[0].model, self.args.seed), self.args.top, by)
+        by = self.config.by if self.config.by in SCORES else "prefix_matching"
+        return top_heads(score_heads(self.redrawn[0].model, self.config.seed), self.config.top, by)
 
     @cached_property
     def redrawn(self) -> tuple[Session, Replacement]:
         """The same items on the model with weights drawn anew, and what replaces z there."""
-        model = open_redrawn(self.args, "placebo weights")
+        model = open_redrawn(self.config, self.config.seed, "placebo weights")
         here = self.session.engine
         engine = Engine(model, here.cache_dir, here.slow, here.forwards)
         session = replace(self.session, engine=engine)
-        return session, replacement(session, self.args)
+        return session, replacement(session, self.config)
 
-    def parts(self) -> Iterator[tuple[str, Callable[[Item], Values]]]:
+    @cached_property
+    def parts(self) -> Mapping[str, Callable[[Item], Values]]:
         """Name → what measures it on an item."""
-        yield "whole", self.whole
-        for name, heads in self.sets.items():
-            yield name, partial(self.ablated, self.session, self.with_what, heads)
-        yield "noised", lambda item: noised(self.session, item, {"selected": self.sets["selected"]})
-        yield "self", partial(self_patches, self.session)
-        yield "padding", partial(padding_cuts, self.session)
-        yield "redrawn", lambda item: under(self.redrawn[0], item, ("pre", "neut"))
-        yield "redrawn_selected", lambda item: self.ablated(*self.redrawn, self.sets["selected"], item)
-        yield "redrawn_own", lambda item: self.ablated(*self.redrawn, self.own, item)
-        yield (
-            "redrawn_noised",
-            lambda item: noised(self.redrawn[0], item, {"selected": self.sets["selected"], "own": self.own}),
-        )
+        selected = self.sets["selected"]
+        return {
+            "whole": self.whole,
+            **{
+                name: partial(self.ablated, self.session, self.with_what, heads)
+                for name, heads in self.sets.items()
+            },
+            "noised": lambda item: noised(self.session, item, {"selected": selected}),
+            "self": partial(self_patches, self.session),
+            "padding": partial(padding_cuts, self.session),
+            "redrawn": lambda item: under(self.redrawn[0], item, ("pre", "neut")),
+            "redrawn_selected": lambda item: self.ablated(*self.redrawn, selected, item),
+            OWN: lambda item: self.ablated(*self.redrawn, self.own, item),
+            "redrawn_noised": lambda item: noised(
+                self.redrawn[0], item, {"selected": selected, "own": self.own}
+            ),
+        }
 
     def whole(self, item: Item) -> Values:
         """The whole model, and the length of a×."""
@@ -110,53 +127,74 @@ class Placebos:
 
     def ablated(self, session: Session, with_what: Replacement, heads: HeadSet, item: Item) -> Values:
         """A set of heads taken out."""
-        return under(session, item, ("pre", "neut"), with_what.intervention(heads, self.args))
+        return under(session, item, ("pre", "neut"), with_what.intervention(heads, self.config))
 
 
-def run(args: argparse.Namespace) -> Report:
-    """Measure every part on every item, then judge."""
-    session = open_session(args, one_env=True)
+def open_placebo(config: PlaceboConfig) -> PlaceboContext:
+    """The session, the sets of heads, and what takes the place of their z.
+
+    Raises:
+        InputError: items of one task; or heads or references that cannot be had.
+    """
+    session = open_session(config, one_env=True)
     if len({item.task_id for item in session.items}) < 2:
         raise InputError("Placebos need items of two tasks at least: one task gives no interval.")
-    scores, source = ranking(session.model, args.out, args.seed, args.by)
-    sets = {"selected": top_heads(scores, args.top, args.by)}
-    for index in range(args.shuffles):
+    scores, source = ranking(session.model, require_out(config), config.seed, config.by)
+    sets = {"selected": top_heads(scores, config.top, config.by)}
+    for index in range(config.shuffles):
         rng = session.rng_for(f"{SHUFFLED}/{index}")
-        sets[f"{SHUFFLED}{index}"] = shuffled_heads(scores, args.by, sets["selected"], rng)
-    for index, control in enumerate(random_heads(session, sets["selected"], args.controls)):
+        sets[f"{SHUFFLED}{index}"] = shuffled_heads(scores, config.by, sets["selected"], rng)
+    for index, control in enumerate(random_heads(session, sets["selected"], config.controls)):
         sets[f"{RANDOM}{index}"] = control.heads
-    placebos = Placebos(session, args, sets, replacement(session, args))
-    about = {
-        **about_items(session),
+    put = replacement(session, config)
+    recorded = {
         "head_scores": source,
         "sets": {name: str(heads) for name, heads in sets.items()},
-        "mean_reference": dict(placebos.with_what.about),
+        "mean_reference": dict(put.about),
     }
-    derived = {
-        "set_sha256": {name: heads.sha256 for name, heads in sets.items()},
-        "mean_sha256": placebos.with_what.sha256,
-    }
-    with open_run(STUDY, args, session.model, about, derived) as folder:
-        units = [(part, measure, item) for part, measure in placebos.parts() for item in session.items]
-        for part, measure, item in progress(units, len(units), "placebo", args.quiet):
-            row_id = f"{part}|{item.item_id}"
-            if row_id not in folder.done_ids("placebos"):
-                keys = {"id": row_id, "part": part, "item_id": item.item_id, "task_id": item.task_id}
-                named = {"heads": str(placebos.own)} if part == "redrawn_own" else {}
-                folder.append("placebos", {**keys, **named, "values": measure(item)})
-        table = judged(folder, session)
-        forwards = session.engine.forwards
-        own = folder.rows("placebos").query("part == 'redrawn_own'")["heads"].iloc[0]
-        folder.finish({"forwards_run": forwards.ran, "forwards_saved": forwards.saved, "redrawn_heads": own})
-    mine = table[table["metric"] == args.metric]
+    hashes = {name: heads.sha256 for name, heads in sets.items()}
+    return PlaceboContext(
+        session,
+        recorded=recorded,
+        decided={"set_sha256": hashes, "mean_sha256": put.sha256},
+        config=config,
+        sets=sets,
+        with_what=put,
+    )
+
+
+def prepare(context: PlaceboContext, folder: RunFolder) -> PlaceboContext:
+    """With the placebo model's own heads, where rows have them."""
+    rows = folder.rows("placebos").to_dict("records")
+    return replace(context, kept_own=next((row["heads"] for row in rows if row["part"] == OWN), None))
+
+
+def units(context: PlaceboContext) -> list[PlaceboUnit]:
+    """Part by part, every item."""
+    return [
+        PlaceboUnit((f"{part}|{item.item_id}",), item, part)
+        for part in context.parts
+        for item in context.session.items
+    ]
+
+
+def measure(context: PlaceboContext, unit: PlaceboUnit) -> list[Row]:
+    """The values of a part on an item."""
+    item = unit.item
+    keys = {"id": unit.row_ids[0], "part": unit.part, "item_id": item.item_id, "task_id": item.task_id}
+    named = {"heads": str(context.own)} if unit.part == OWN else {}
+    return [{**keys, **named, "values": context.parts[unit.part](item)}]
+
+
+def report(context: PlaceboContext, tables: Tables) -> Report:
+    """Every placebo in the metric that is shown, and which of them do not behave."""
+    table, metric = tables["placebos"], context.config.metric
+    mine = table[table["metric"] == metric]
     if mine.empty:
-        raise InputError(
-            f"No item has a reference action or a distractor: there is no {args.metric} to show."
-        )
-    shown = mine.drop(columns=["metric", "threshold", "n"])
-    text = [f"in {args.metric}, all metrics in placebos.csv:", frame_text(shown, 4), verdict(mine)]
-    text += [*placebos.with_what.notes, forwards_text(forwards.ran, forwards.saved), f"written to {args.out}"]
-    return Report("\n".join(text), ok=bool(mine["passed"].all()))
+        raise InputError(f"No item has a reference action or a distractor: there is no {metric} to show.")
+    shown = frame_text(mine.drop(columns=["metric", "threshold", "n"]), 4)
+    lines = [f"in {metric}, all metrics in placebos.csv:", shown, verdict(mine)]
+    return Report("\n".join(lines), ok=bool(mine["passed"].all()))
 
 
 def verdict(table: pd.DataFrame) -> str:
@@ -299,28 +337,29 @@ def padding_cuts(session: Session, item: Item) -> Values:
     return values
 
 
-def judged(folder: RunFolder, session: Session) -> pd.DataFrame:
+def placebo_tables(context: PlaceboContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
     """placebos.csv, from all rows."""
     long = [
-        {
-            "part": row["part"],
-            "item_id": row["item_id"],
-            "task_id": row["task_id"],
-            "name": name,
-            "value": value,
-        }
+        {**{key: row[key] for key in ("part", "item_id", "task_id")}, "name": name, "value": value}
         for row in folder.rows("placebos").to_dict("records")
         for name, value in row["values"].items()
     ]
-    table = placebo_table(session.clustered(pd.DataFrame(long)), session.rng_for)
-    folder.write_table("placebos", table)
-    return table
+    session = context.session
+    return {"placebos": placebo_table(session.clustered(pd.DataFrame(long)), session.rng_for)}
 
 
-STUDY = Study(
+STUDY = ItemStudy(
     "placebo",
     "what must find nothing: redrawn weights, shuffled heads, an unrelated call, self-patches, padding",
     "backfire placebo --limit 12 --where candidate --out runs/first",
-    (*ON_MODEL, *ON_ITEMS, METRIC, TOP, BY, HOW, WHERE, ALPHA, REFERENCE, SHUFFLES, CONTROLS, *RUNNING),
-    run,
+    PlaceboConfig,
+    rows="placebos",
+    open=open_placebo,
+    prepare=prepare,
+    units=units,
+    measure=measure,
+    tables=placebo_tables,
+    report=report,
+    notes=lambda context, _: context.with_what.notes,
+    extra=lambda context, _: {"redrawn_heads": context.kept_own or str(context.own)},
 )

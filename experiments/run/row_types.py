@@ -75,7 +75,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         **{**_ITEM, **_PAIR, **_CONTRAST, "how": _Name, "set": _Name, "kind": _Name},
         **{"k": _Count, "before": dict[str, _LogProb], "after": dict[str, _LogProb]},
     },
-    "cuts": {
+    "knockout": {
         **{**_ITEM, **_PAIR, "sources": _Name, "set": _Name, "kind": _Name},
         **{"k": _Count, "before": _LogProb, "logprob": _LogProb},
         **{"n_tokens": dict[str, _Tokens], "terms": dict[str, _LogProb], "before_terms": dict[str, _LogProb]},

@@ -29,19 +29,27 @@ Tables = Mapping[str, pd.DataFrame]
 
 @dataclass(frozen=True)
 class ItemContext:
-    """What a study of decision points works with, opened once; `run_study` reads these, the study's functions more."""
+    """What a study of decision points works with, opened once; `run_study` reads these, the study's functions more.
+
+    Attributes:
+        session: engine, items, wording.
+        recorded: what run.json says beside versions, model, items and wording.
+        decided: what decides rows as a setting does but comes from elsewhere: part of the run's identity.
+    """
 
     session: Session
+    recorded: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    decided: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """Recorded in run.json beside versions and model: the items and the wording."""
-        return about_items(self.session)
+        """Recorded in run.json beside versions and model."""
+        return {**about_items(self.session), **self.recorded}
 
     @property
     def derived(self) -> Mapping[str, Any]:
-        """What decides rows as a setting does but comes from elsewhere: part of the run's identity."""
-        return {}
+        """What is decided elsewhere than in the settings."""
+        return self.decided
 
     @property
     def entry(self) -> str | None:
@@ -75,6 +83,8 @@ class ItemStudy(Study[C], Generic[C, X, U]):
     Attributes:
         rows: NAME of NAME.jsonl, which the units' rows are in.
         open: the config → the context. A mistake in the settings is found here, before the folder is claimed.
+        prepare: the context with what it takes from the folder, once that is claimed: rows of an earlier run, or a
+            selection that the rows of a first pass decide.
         units: the independent parts, in the order in which they are measured.
         measure: the rows of one unit: those that it names, in any order.
         tables: NAME → frame for NAME.csv, from the rows in the folder.
@@ -91,6 +101,7 @@ class ItemStudy(Study[C], Generic[C, X, U]):
     measure: Callable[[X, U], Iterable[Row]] = field(kw_only=True)
     tables: Callable[[X, RunFolder], Tables] = field(kw_only=True)
     report: Callable[[X, Tables], Report] = field(kw_only=True)
+    prepare: Callable[[X, RunFolder], X] = field(default=lambda context, _: context, kw_only=True)
     expected: Callable[[X, U], Mapping[str, Row]] | None = field(default=None, kw_only=True)
     notes: Callable[[X, pd.DataFrame], Sequence[str]] = field(default=lambda *_: (), kw_only=True)
     extra: Callable[[X, Tables], Mapping[str, Any]] = field(default=lambda *_: {}, kw_only=True)
@@ -109,6 +120,7 @@ def run_study(study: ItemStudy[C, X, U], config: C) -> Report:
     context = study.open(config)
     session, counter = context.session, context.session.engine.forwards
     with open_run(study, config, session.model, context.about, context.derived, context.entry) as folder:
+        context = study.prepare(context, folder)
         measure_units(study, context, folder, config.quiet)
         tables = study.tables(context, folder)
         for name, table in tables.items():

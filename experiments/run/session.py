@@ -28,6 +28,7 @@ from experiments.run.study import (
     ModelOptions,
     OutOptions,
     PoolOptions,
+    RunOptions,
     SessionOptions,
     Study,
     WordingFileOptions,
@@ -146,9 +147,9 @@ def open_model(args: ModelOptions | argparse.Namespace, wording: Wording | None 
     return model
 
 
-def open_redrawn(args: argparse.Namespace, name: str) -> Model:
+def open_redrawn(args: ModelOptions, seed: int, name: str) -> Model:
     """The placebo of that model: weights drawn anew under the base seed and this name, checked as any."""
-    generator = torch.Generator().manual_seed(derive(args.seed, name))
+    generator = torch.Generator().manual_seed(derive(seed, name))
     model = load_redrawn(
         args.model,
         generator,
@@ -160,9 +161,9 @@ def open_redrawn(args: argparse.Namespace, name: str) -> Model:
     return dataclasses.replace(model, special_in_content=args.allow_special_in_content)
 
 
-def open_engine(args: SessionOptions | argparse.Namespace, wording: Wording) -> Engine:
-    """The model that --model names in an engine, with its cache folder and the chosen path; raises as `open_model`."""
-    return Engine(open_model(args, wording), cache_dir=args.cache, slow=args.engine == "reference")
+def open_engine(model: Model, args: RunOptions | argparse.Namespace) -> Engine:
+    """The model in an engine, with its cache folder and the chosen path."""
+    return Engine(model, cache_dir=args.cache, slow=args.engine == "reference")
 
 
 def open_session(args: SessionOptions | argparse.Namespace, one_env: bool = False) -> Session:
@@ -180,7 +181,7 @@ def open_session(args: SessionOptions | argparse.Namespace, one_env: bool = Fals
             f"These tables are of one environment, not of {' and '.join(envs)}: choose --env, or an item file of one."
         )
     wording = read_wording(args)
-    engine = open_engine(args, wording)
+    engine = open_engine(open_model(args, wording), args)
     return Session(engine, items, wording, lambda name: stream(args.seed, name), cluster=args.cluster)
 
 

@@ -467,5 +467,4 @@ class DeltaOptions:
 ON_MODEL = MODEL, PRE, DTYPE, DEVICE, ALLOW_SPECIAL = options_of(ModelOptions)
 SEED, ENV, TEMPLATES, PROBLEMS, ITEMS, IDS, LIMIT, WORDING, CLUSTER = ON_ITEMS = options_of(ItemOptions)
 OUT, QUIET, ENGINE, CACHE = RUNNING = options_of(RunOptions)
-(METRIC,) = options_of(MetricOptions)
 (DELTA,) = options_of(DeltaOptions)

@@ -5,14 +5,15 @@ noise     recipient TO, donor FROM          denoise    recipient FROM, donor TO
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mech.engine.engine import Engine, Run
-from mech.engine.queries import Score
+from mech.engine.queries import Query, Score
 from mech.errors import InputError
 from mech.heads import HeadSet
 from mech.interventions.edits import HEAD_SITES
+from mech.models.model import Model
 from mech.patching.patterns import patch_pattern_sets, patch_patterns, pattern_names
 from mech.patching.sites import PATCH_SITES, Part, patch_part_sets, patch_parts, site_names
 from probes.items.item import Item
@@ -57,29 +58,79 @@ class PatchTask:
         """Run both conditions, each ended by this candidate of the item.
 
         Raises:
-            LengthMismatch: the item's conditions do not correspond at these positions.
-            InputError: an unknown site, condition or candidate, or no record where one is asked for.
+            LengthMismatch, InputError: as `corresponding`.
         """
-        site, at, source, target = group
-        if site not in SITES:
-            raise InputError(f"'{site}' is not a site to patch: choose one of {', '.join(SITES)}.")
-        model = engine.model
-        positions: tuple[int, ...] = ()
-        if at != "candidate":
-            positions = shared_positions(model, item, (source, target), wording, at)
+        model, (site, at, _, _) = engine.model, group
+        positions, queries = corresponding(model, item, group, wording, candidate)
         keep = pattern_names(model) if site == "pattern" else site_names(model, site)
-        runs = []
-        for condition in (source, target):
-            [scoring] = build_queries(model, item, [condition], wording, [candidate])
-            exact = condition not in NEARLY_AS_LONG  # the action positions correspond in any pair
-            if exact and scoring.length_mismatch and AS_LONG_AS.get(condition) in (source, target):
-                raise LengthMismatch(
-                    f"{condition} of item {item.item_id} is {scoring.length_mismatch:+d} tokens off the length of "
-                    f"{AS_LONG_AS[condition]}."
-                )
-            shared = min(system_length(model, item), len(scoring.query.prompt) - 1)
-            runs.append(engine.run(scoring.query, keep, shared, {at: positions} if positions else None))
-        return cls(item, group, runs[0], runs[1], positions, wording)
+        low, high = (
+            engine.run(
+                query,
+                keep,
+                min(system_length(model, item), len(query.prompt) - 1),
+                {at: positions} if positions else None,
+            )
+            for query in queries
+        )
+        return cls(item, group, low, high, positions, wording)
+
+
+def corresponding(
+    model: Model,
+    item: Item,
+    group: tuple[str, str, str, str],
+    wording: Wording,
+    candidate: str = "failed",
+) -> tuple[tuple[int, ...], tuple[Query, Query]]:
+    """Where the two conditions of a group correspond (empty at the action positions), and their queries.
+
+    Raises:
+        LengthMismatch: the item's conditions do not correspond at these positions.
+        InputError: an unknown site, condition or candidate, or no record where one is asked for.
+    """
+    site, at, source, target = group
+    if site not in SITES:
+        raise InputError(f"'{site}' is not a site to patch: choose one of {', '.join(SITES)}.")
+    positions: tuple[int, ...] = ()
+    if at != "candidate":
+        positions = shared_positions(model, item, (source, target), wording, at)
+    queries = []
+    for condition in (source, target):
+        [scoring] = build_queries(model, item, [condition], wording, [candidate])
+        exact = condition not in NEARLY_AS_LONG  # the action positions correspond in any pair
+        if exact and scoring.length_mismatch and AS_LONG_AS.get(condition) in (source, target):
+            raise LengthMismatch(
+                f"{condition} of item {item.item_id} is {scoring.length_mismatch:+d} tokens off the length of "
+                f"{AS_LONG_AS[condition]}."
+            )
+        queries.append(scoring.query)
+    return positions, (queries[0], queries[1])
+
+
+def mismatch(
+    model: Model,
+    item: Item,
+    group: tuple[str, str, str, str],
+    wording: Wording,
+    candidates: Sequence[str],
+    directions: Sequence[str],
+) -> str | None:
+    """Why the item cannot be patched in these directions, its conditions being of other lengths; None where it can.
+
+    Raises:
+        InputError: as `corresponding` and `pattern_columns`.
+    """
+    site, _, source, target = group
+    try:
+        for candidate in candidates:
+            _, (low, high) = corresponding(model, item, group, wording, candidate)
+            for direction in directions if site == "pattern" else ():
+                sides = ((source, low), (target, high))
+                donor, recipient = sides if direction == "noise" else sides[::-1]
+                pattern_columns(model, item, donor, recipient, wording)
+    except LengthMismatch as reason:
+        return str(reason)
+    return None
 
 
 def patched(
@@ -108,7 +159,7 @@ def patched(
     donor, recipient = (task.low, task.high) if direction == "noise" else (task.high, task.low)
     if site == "pattern":
         columns = pattern_columns(
-            engine.model, task.item, (names[0], donor), (names[1], recipient), task.wording
+            engine.model, task.item, (names[0], donor.query), (names[1], recipient.query), task.wording
         )
         single = patch_patterns(engine, recipient, donor, columns, heads)
         joint = patch_pattern_sets(engine, recipient, donor, columns, sets)

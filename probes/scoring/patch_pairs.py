@@ -17,7 +17,7 @@ elsewhere where the two lengths happen to be equal.
 from __future__ import annotations
 
 from mech.decoding.turn_spans import turn_end
-from mech.engine.engine import Run
+from mech.engine.queries import Query
 from mech.errors import InputError
 from mech.models.model import Model
 from probes.items.item import Item
@@ -65,23 +65,23 @@ def shared_positions(
 
 
 def pattern_columns(
-    model: Model, item: Item, donor: tuple[str, Run], recipient: tuple[str, Run], wording: Wording
+    model: Model, item: Item, donor: tuple[str, Query], recipient: tuple[str, Query], wording: Wording
 ) -> list[tuple[int, int]]:
     """(donor position, recipient position) for every position of the donor, as `mech.patching.patterns.carried` takes.
 
     Args:
         model: whose tokens.
         item: the decision point.
-        donor: the condition whose attention is taken, and its run.
-        recipient: the condition that it is carried to, and its run.
+        donor: the condition whose attention is taken, and its query.
+        recipient: the condition that it is carried to, and its query.
         wording: how a failure is written.
 
     Raises:
         LengthMismatch: the two conditions have a record and are not equally long in every part.
         InputError: the recipient has no record and the donor has one, or the template does not keep the parts apart.
     """
-    (theirs, their_run), (ours, our_run) = donor, recipient
-    n_theirs, n_ours = len(their_run.query.tokens), len(our_run.query.tokens)
+    (theirs, their_query), (ours, our_query) = donor, recipient
+    n_theirs, n_ours = len(their_query.tokens), len(our_query.tokens)
     if theirs == ours:
         return [(place, place) for place in range(n_theirs)]
     require_pattern_pair(theirs, ours)
@@ -96,8 +96,8 @@ def pattern_columns(
     before, rendering = rendered(model, item, EMPTY, wording)
     start = turn_end(model, before, rendering, len(before))
     end = spans(model, item, ours, wording)["observation"].stop
-    same = their_run.query.tokens[:start] == our_run.query.tokens[:start]
-    if not same or their_run.query.tokens[start:] != our_run.query.tokens[end:]:
+    same = their_query.tokens[:start] == our_query.tokens[:start]
+    if not same or their_query.tokens[start:] != our_query.tokens[end:]:
         raise InputError(
             f"With this chat template {theirs} and {ours} of item {item.item_id} have not the same tokens around "
             "the record: attention cannot be carried over."

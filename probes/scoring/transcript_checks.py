@@ -147,7 +147,7 @@ def _tokens(engine: Engine, item: Item, wording: Wording) -> CheckResult:
 
 
 def _pattern(engine: Engine, item: Item, wording: Wording) -> CheckResult:
-    pre, neut = ((name, decision_run(engine, item, name, wording, [])) for name in ("pre", "neut"))
+    pre, neut = ((name, decision_run(engine, item, name, wording, []).query) for name in ("pre", "neut"))
     columns = pattern_columns(engine.model, item, pre, neut, wording)
     sentence = "pre and neut have the same tokens around the record"
     return CheckResult("pattern_positions", True, float(len(columns)), None, sentence)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 import pytest
 
-from experiments.heads.spec import choose_heads
+from experiments.heads.spec import RankedOptions, choose_heads
 from experiments.run.seeds import stream
 from mech.engine.engine import Engine
 from mech.errors import InputError
@@ -107,8 +106,7 @@ def test_a_study_takes_the_arms_that_another_left_and_refuses_others_of_their_na
 
 
 def choose(shell: Shell, spec: str) -> HeadSet:
-    args = argparse.Namespace(out=shell.tmp, seed=0, by="prefix_matching")
-    return choose_heads(spec, model_of(shell), args, lambda name: stream(0, name))
+    return choose_heads(spec, model_of(shell), RankedOptions(out=shell.tmp), lambda name: stream(0, name))
 
 
 def test_a_word_names_heads_in_every_way_it_says(shell: Shell, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.cli import parser
 from experiments.heads.control_sets import KINDS as KINDS_OF_CONTROL
 from experiments.mechanism.circuit import STUDY, sets_to_test, smallest
+from experiments.run.flags import parse
 from experiments.run.seeds import stream
 from experiments.run.session import Session
 from mech.engine.engine import Engine
@@ -252,10 +252,10 @@ def sets(
     garden: Shell, *words: str | Path, seed: int = 0, items: Sequence[Item] = GARDEN
 ) -> tuple[dict[str, list[Item]], dict[str, int]]:
     """The test sets that a command would have, by label, and what it leaves out."""
-    study = parser(STUDY).parse_args([*SMALL, "--items", str(garden.items), *map(str, words)])
+    config = parse(STUDY, [*SMALL, "--items", str(garden.items), *map(str, words)]).config
     engine = Engine(loaded_once(str(garden.model)))
     session = Session(engine, list(items), load_wording(), lambda name: stream(seed, name))
-    tests, left_out = sets_to_test(session, study)
+    tests, left_out = sets_to_test(session, config)
     return {test.label: test.items for test in tests}, left_out
 
 

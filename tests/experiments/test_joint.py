@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import replace
 
@@ -10,12 +9,11 @@ import numpy as np
 import pytest
 
 from experiments.heads.ablation import Replacement
-from experiments.mechanism.joint import STUDY, draws_of, kept, methods_of
+from experiments.mechanism.joint import JointConfig, draws_of, kept, methods_of
 from experiments.mechanism.joint_controls import control_kinds, labelled
 from experiments.mechanism.joint_item import Decision, Sets, decision, elsewhere, item_rows
 from experiments.run.seeds import stream
 from experiments.run.session import Session
-from experiments.run.study import arguments
 from mech.engine.engine import Engine
 from mech.engine.sweep import score_interventions
 from mech.errors import InputError
@@ -265,8 +263,7 @@ def test_items_without_a_reference_action_have_a_margin_over_their_distractors(s
 
 
 def test_methods_are_asked_of_the_sets_that_the_options_say() -> None:
-    values = {"k": (4, 16), "controls": 3, "ablation_controls": 2, "optimal_controls": 1}
-    args = argparse.Namespace(**{**vars(arguments(STUDY, {})), **values})
+    args = JointConfig(k=(4, 16), controls=3, ablation_controls=2, optimal_controls=1)
     labels = labelled(args)
     # Two sizes; three random sets each; at 16 three of norm, damage, direction and one of three other kinds.
     assert len(labels) == 2 + 6 + 9 + 3
@@ -309,8 +306,8 @@ def test_matched_controls_and_fits_are_made_once_in_a_folder(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("drawn or fitted again")
 
-    for place in ("control_sets.head_norms", "ablating.fit_constants"):
-        monkeypatch.setattr(f"experiments.{place}", never)
+    for place in ("control_sets.head_norms", "ablation.fit_constants"):
+        monkeypatch.setattr(f"experiments.heads.{place}", never)
     shell.path("joint_sets.jsonl").write_bytes(b"")
     shell.ran("joint", *some)
     assert shell.path("joint_sets.jsonl").read_bytes() == whole

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import replace
 
 import pandas as pd
 import pytest
 
-from experiments.mechanism.mechanism import STUDY
-from experiments.mechanism.mechanism_stages import Stage, stages
+from experiments.mechanism.mechanism_stages import MechanismConfig, Stage, stages
 from experiments.mechanism.mechanism_table import COLUMNS, NAMES, from_joint, markdown
 from experiments.mechanism.workload import Work, leaves, sizes
 from experiments.run.seeds import stream
 from experiments.run.session import Session
-from experiments.run.study import arguments
 from mech.engine.engine import Engine
 from probes.items.item import dump_items
 from probes.prompts.wording import load_wording
@@ -25,25 +22,21 @@ from tests.study_cases import ITEMS, Shell, loaded_once, shell  # noqa: F401 - a
 FAR = {"unrelated_action": "XYZW", "unrelated_observation": "QJVK"}
 
 
-SMALL = {
-    **{
-        "limit": 3,
-        "few": 3,
-        "deep": 3,
-        "k": (1, 2),
-        "controls": 2,
-        "ablation_controls": 1,
-        "control_k": (2,),
-    },
-    **{
-        "control_kinds": "random,sink,direction",
-        "draws": 2,
-        "methods": "noise,denoise,mean,resample,zero,knockout",
-    },
-}
+SMALL = MechanismConfig(
+    limit=3,
+    few=3,
+    deep=3,
+    k=(1, 2),
+    controls=2,
+    ablation_controls=1,
+    control_k=(2,),
+    control_kinds="random,sink,direction",
+    draws=2,
+    methods="noise,denoise,mean,resample,zero,knockout",
+)
 WORDS = [
     *("--k", "1,2", "--controls", "2", "--ablation-controls", "1", "--control-k", "2", "--draws", "2"),
-    *("--control-kinds", SMALL["control_kinds"], "--methods", SMALL["methods"]),
+    *("--control-kinds", SMALL.control_kinds, "--methods", SMALL.methods),
 ]
 
 
@@ -52,8 +45,7 @@ def planned(shell: Shell, name: str) -> float:
     session = Session(
         Engine(loaded_once(str(shell.model))), list(ITEMS[:3]), load_wording(), lambda name: stream(0, name)
     )
-    args = argparse.Namespace(**{**vars(arguments(STUDY, {})), **SMALL})
-    [stage] = [one for one in stages(args) if one.name == name]
+    [stage] = [one for one in stages(SMALL) if one.name == name]
     return stage.work(sizes(session, session.items, ("pre", "neut", "fail", "neut_other"))).questions
 
 
@@ -141,8 +133,7 @@ def test_the_table_puts_metrics_side_by_side_and_names_every_kind_of_control() -
 
 
 def test_every_stage_is_a_study_with_options_it_has() -> None:
-    args = argparse.Namespace(**{**vars(arguments(STUDY, {})), "limit": 24})
-    found: list[Stage] = stages(args)
+    found: list[Stage] = stages(MechanismConfig(limit=24))
     assert len({stage.name for stage in found}) == len(found)
     for stage in found:
         assert set(stage.options) <= {option.key for option in stage.study.options}, stage.name

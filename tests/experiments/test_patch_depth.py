@@ -78,8 +78,10 @@ def test_positions_that_do_not_correspond_are_refused(tiny_folder: FolderFactory
         shared_positions(model, ITEMS[0], ("pre", "neut"), WORDING, "record")
     runs = {name: decision_run(Engine(model), ITEMS[0], name, WORDING) for name in ("pre", "neut", "fail")}
     with pytest.raises(LengthMismatch, match="cannot be carried over"):
-        pattern_columns(model, ITEMS[0], ("neut", runs["neut"]), ("fail", runs["fail"]), WORDING)
-    columns = pattern_columns(model, ITEMS[0], ("pre", runs["pre"]), ("neut", runs["neut"]), WORDING)
+        pattern_columns(model, ITEMS[0], ("neut", runs["neut"].query), ("fail", runs["fail"].query), WORDING)
+    columns = pattern_columns(
+        model, ITEMS[0], ("pre", runs["pre"].query), ("neut", runs["neut"].query), WORDING
+    )
     theirs, ours = runs["pre"].query.tokens, runs["neut"].query.tokens
     assert [theirs[one] for one, _ in columns] == list(theirs)
     assert all(theirs[one] == ours[other] for one, other in columns)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 
 from experiments.heads.ablation import (
     METHODS,
+    AblationOptions,
     Donors,
     Replacement,
     kept_z,
@@ -19,7 +20,7 @@ from experiments.heads.ablation import (
     resampled,
     score_under,
 )
-from experiments.heads.control_sets import KINDS, control_kinds, control_sets, damage_of
+from experiments.heads.control_sets import KINDS, MatchedOptions, control_kinds, control_sets, damage_of
 from experiments.heads.reference_sets import MIN_REFERENCE, reference_set
 from experiments.run.seeds import stream
 from experiments.run.session import Session
@@ -57,17 +58,13 @@ def session(tiny_folder: FolderFactory, monkeypatch: pytest.MonkeyPatch) -> Sess
     return Session(engine, list(ITEMS[:2]), WORDING, lambda name: stream(0, name))
 
 
-def options(tmp: Any = None, **given: object) -> argparse.Namespace:
-    base: dict[str, object] = {"seed": 0, "items": None, "env": "garden", "problems": None}
-    base |= {
-        "reference_items": 32,
-        "alpha": 0.5,
-        "draws": 4,
-        "how": "mean",
-        "out": tmp,
-        "by": "prefix_matching",
-    }
-    return argparse.Namespace(**{**base, **given})
+@dataclass(frozen=True, kw_only=True)
+class Settings(AblationOptions, MatchedOptions):
+    """What replacements and control sets are made by."""
+
+
+def options(tmp: Path | None = None, **given: Any) -> Settings:
+    return replace(Settings(out=tmp, draws=4), **given)
 
 
 def ask_of(session: Session, item: Item, condition: str = "neut", candidate: str = "failed") -> Any:
@@ -307,7 +304,7 @@ def test_damage_controls_cost_what_the_selected_heads_cost(session: Session, tmp
 def test_unknown_kinds_are_refused(session: Session, tmp_path: Any) -> None:
     assert control_kinds("all") == KINDS and control_kinds("none") == ()
     assert control_kinds("damage, random") == ("random", "damage")
-    with pytest.raises(argparse.ArgumentTypeError, match="no kind of control 'strength'"):
+    with pytest.raises(ValueError, match="no kind of control 'strength'"):
         control_kinds("strength")
     with pytest.raises(InputError, match="no kind of control 'x'"):
         control_sets(session, options(tmp_path), "a", HEADS, ["x"], 1)

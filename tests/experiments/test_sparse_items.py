@@ -130,7 +130,7 @@ def test_a_pair_of_conditions_takes_the_items_that_have_both(sparse: Shell) -> N
     assert "left out: succ: 2 items have no obs_success" in said.out
 
 
-@pytest.mark.parametrize("study", ["patch", "layers", "direct", "attribute", "circuit", "cut"])
+@pytest.mark.parametrize("study", ["patch", "layers", "direct", "attribute", "circuit", "knockout"])
 def test_a_pair_that_no_item_has_is_one_sentence(study: str, bare: Shell) -> None:
-    pair = ["--to", "succ"] if study == "cut" else ["--from", "succ", "--to", "fail"]
+    pair = ["--to", "succ"] if study == "knockout" else ["--from", "succ", "--to", "fail"]
     bare(study, *pair).sentence("No item can be put under", "succ", "no obs_success")

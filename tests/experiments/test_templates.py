@@ -75,10 +75,10 @@ def test_no_field_of_an_item_makes_a_special_token_unless_that_is_asked_for(spel
     assert spelling.about("probe", "allowed")["config"]["allow_special_in_content"] is True
 
 
-@pytest.mark.parametrize("study", ["cut", "joint", "path"])
+@pytest.mark.parametrize("study", ["knockout", "joint", "path"])
 def test_studies_of_the_record_take_such_items(study: str, spelling: Shell) -> None:
     more = {
-        "cut": ("--k", "1", "--controls", "1"),
+        "knockout": ("--k", "1", "--controls", "1"),
         "joint": ("--k", "1", "--controls", "1", "--ablation-controls", "1"),
         "path": ("--controls", "1", "--how", "zero", "--senders", "2", "--receivers", "2"),
     }
@@ -95,10 +95,10 @@ def test_observations_may_be_tool_turns_where_the_template_knows_them(shell: She
     qwen = dataclasses.replace(shell, model=save_form(shell.tmp / "qwen3", QWEN3))
     qwen.ran("probe", "--wording", tool_wording(shell.tmp))
     assert len(qwen.lines("scores")) and all(row["notes"] == [] for row in qwen.lines("scores"))
-    qwen.ran("cut", "--k", "1", "--controls", "1", "--wording", tool_wording(shell.tmp), out="cut")
+    qwen.ran("knockout", "--k", "1", "--controls", "1", "--wording", tool_wording(shell.tmp), out="knockout")
 
 
-@pytest.mark.parametrize("study", ["probe", "cut", "bench", "rollout"])
+@pytest.mark.parametrize("study", ["probe", "knockout", "bench", "rollout"])
 def test_a_role_that_the_template_does_not_know_is_told_before_any_row(study: str, shell: Shell) -> None:
     mistral = dataclasses.replace(shell, model=save_form(shell.tmp / "mistral", MISTRAL_V1))
     more = ("--items", shell.items) if study == "bench" else ()

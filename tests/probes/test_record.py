@@ -178,7 +178,7 @@ def test_what_is_scored_and_cut_is_what_full_forwards_score(name: str, model: Mo
     scores = record_attention(Engine(asked), ITEMS[1], "neut", WORDING)
     assert len(scores) == model.n_layers * model.n_heads
     runs = {one: decision_run(Engine(asked), ITEMS[1], one, WORDING, []) for one in ("pre", "neut")}
-    pairs = ("pre", runs["pre"]), ("neut", runs["neut"])
+    pairs = ("pre", runs["pre"].query), ("neut", runs["neut"].query)
     if name == "mistral-v3":  # the system text stands elsewhere in the two
         with pytest.raises(InputError, match="attention cannot be carried over"):
             pattern_columns(asked, ITEMS[1], *pairs, WORDING)

@@ -1,4 +1,4 @@
-"""backfire cut: rows are those of hooked full forwards, sources are the tokens they say, no cut removes nothing."""
+"""backfire knockout: rows are those of full forwards, sources are what they say, hiding nothing changes nothing."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ WORDS = ["--k", "2", "--controls", "1"]
 
 @pytest.mark.usefixtures("few_control_sets")
 def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shell) -> None:
-    said = shell.ran("cut", *WORDS)
-    shell.ran("cut", *WORDS, "--engine", "reference", out="slow")
-    rows, slow = shell.lines("cuts"), shell.lines("cuts", "slow")
+    said = shell.ran("knockout", *WORDS)
+    shell.ran("knockout", *WORDS, "--engine", "reference", out="slow")
+    rows, slow = shell.lines("knockout"), shell.lines("knockout", "slow")
     assert [row["id"] for row in rows] == [row["id"] for row in slow]
     for one, other in zip(rows, slow, strict=True):
         assert abs(one["logprob"] - other["logprob"]) <= NATS and abs(one["before"] - other["before"]) <= NATS
@@ -56,28 +56,32 @@ def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shel
 
 
 def test_other_pairs_and_kinds_of_controls_have_rows_of_their_own(shell: Shell) -> None:
-    shell.ran("cut", *WORDS)
-    first = shell.lines("cuts")
+    shell.ran("knockout", *WORDS)
+    first = shell.lines("knockout")
     more = ["--from", "neut_other", "--control-kinds", "random,previous_token,complement", "--control-k", "2"]
-    said = shell.ran("cut", *WORDS, *more, "--metric", "margin")
-    assert shell.lines("cuts")[: len(first)] == first and any(
+    said = shell.ran("knockout", *WORDS, *more, "--metric", "margin")
+    assert shell.lines("knockout")[: len(first)] == first and any(
         "neut_other → neut, margin" in one for one in said.out
     )
     table = shell.table("knockout")
     assert set(table["from"]) == {"pre", "neut_other"}
     own = table[(table["from"] == "neut_other") & (table["kind"] == "complement")]
     assert len(own) and set(own["k"]) == {2}  # of the set that it controls
-    shell("cut", *WORDS, "--control-kinds", "direction", out="other").sentence("leave direction out")
+    shell("knockout", *WORDS, "--control-kinds", "direction", out="other").sentence("leave direction out")
 
 
 def test_a_killed_run_goes_on_and_another_set_is_refused(shell: Shell) -> None:
-    shell.ran("cut", *WORDS)
-    whole = shell.path("cuts.jsonl").read_bytes()
+    shell.ran("knockout", *WORDS)
+    whole = shell.path("knockout.jsonl").read_bytes()
     first = whole.splitlines(keepends=True)
-    shell.path("cuts.jsonl").write_bytes(b"".join(first[:5]) + first[5][:20])
-    shell.ran("cut", *WORDS)
-    assert sorted(shell.path("cuts.jsonl").read_bytes().splitlines()) == sorted(whole.splitlines())
-    shell("cut", "--k", "3", "--controls", "1").sentence("other settings")
+    shell.path("knockout.jsonl").write_bytes(b"".join(first[:5]) + first[5][:20])
+    shell.ran("knockout", *WORDS)
+    assert sorted(shell.path("knockout.jsonl").read_bytes().splitlines()) == sorted(whole.splitlines())
+    shell("knockout", "--k", "3", "--controls", "1").sentence("other settings")
+
+
+def test_the_earlier_name_of_the_command_names_the_present_one(shell: Shell) -> None:
+    shell("cut", "--k", "3").sentence("'cut' is now 'knockout'")
 
 
 def test_the_sources_are_the_tokens_they_are_called(shell: Shell) -> None:
