@@ -199,7 +199,7 @@ OLD_HASHES = {
     "patch": "c63ba6607a86af43879f3e861178fec8",
     "joint": "93124808bf4743bd460b5c6dad788ad3",
     "ablate": "c16290223f87b6233b0edaa296a4a34a",
-    "cut": "909fd5fcb2a5a684b93fc6fdee2a0980",
+    "knockout": "909fd5fcb2a5a684b93fc6fdee2a0980",
     "circuit": "d0e4071c3984ecef7e73097fbeebfe0c",
     "attribute": "b34f978632a8584f8cf1c838351cba8a",
     "direct": "fb57feeb01075e5d7a6246c430218e8d",
@@ -463,7 +463,7 @@ def test_a_study_that_ends_early_ends_in_one_sentence(
 def test_a_report_that_is_not_ok_exits_with_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study = Study("doctor", "x", "x", (), lambda args: Report("a check failed", ok=False))
+    study = replace(ALL["doctor"], run=lambda config: Report("a check failed", ok=False))
     monkeypatch.setattr("experiments.bench.doctor.STUDY", study)
     assert main(["doctor"]) == 1
     assert capsys.readouterr().out == "a check failed\n"
