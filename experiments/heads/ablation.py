@@ -20,7 +20,6 @@ resample and mean-role put there depends on the question, so every question has 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,7 +32,6 @@ from torch import Tensor
 
 from experiments.heads.reference_sets import (
     MIN_REFERENCE,
-    REFERENCE,
     ReferenceItemsOptions,
     ReferenceOptions,
     ReferenceSet,
@@ -41,7 +39,7 @@ from experiments.heads.reference_sets import (
 )
 from experiments.heads.spec import ByOptions, RankedOptions
 from experiments.run.session import Session
-from experiments.run.study import Flag, keyed, options_of, positive
+from experiments.run.study import Flag, keyed, positive
 from mech.engine.capture import everything_names
 from mech.engine.engine import Run
 from mech.engine.sweep import score_interventions
@@ -59,7 +57,6 @@ from probes.scoring.score import ScoringQuery, build_queries, score_row
 
 __all__ = [
     "MIN_REFERENCE",
-    "REFERENCE",
     "CleanRuns",
     "ReferenceSet",
     "Replacement",
@@ -114,12 +111,6 @@ class ArmOptions(HowOptions, DrawsOptions, ByOptions, ReferenceItemsOptions):
 @dataclass(frozen=True, kw_only=True)
 class AblationOptions(ArmOptions, RankedOptions, ReferenceOptions):
     """Ablation arms beside the unablated model."""
-
-
-_OPTIONS = {option.key: option for option in options_of(AblationOptions)}
-ABLATING = ABLATE, HOW, WHERE, ALPHA, DRAWS, BY, _ = tuple(
-    _OPTIONS[key] for key in ("ablate", "how", "where", "alpha", "draws", "by", "reference_items")
-)
 
 
 CACHED_BYTES = 400_000_000
@@ -345,7 +336,7 @@ class Replacement:
             return replace_heads(heads, self.z, place)
         return scale_heads(heads, self.alpha, place)
 
-    def intervention(self, heads: HeadSet | None, args: PlaceOptions | argparse.Namespace) -> Intervention:
+    def intervention(self, heads: HeadSet | None, args: PlaceOptions) -> Intervention:
         """These heads taken out where `args.where` says; InputError as `fixed`."""
         return self.fixed(heads, args.where)
 
@@ -397,7 +388,7 @@ class Replacement:
 
 def replacement(
     session: Session,
-    args: ReferenceOptions | argparse.Namespace,
+    args: ReferenceOptions,
     tasks: Collection[str] = (),
     how: str | None = None,
     reference: ReferenceSet | None = None,
@@ -423,7 +414,7 @@ def replacement(
     if how in ("zero", "scale"):
         return Replacement(how, alpha=values["alpha"] if how == "scale" else 0.0)
     found = reference_set(session, args, tasks) if reference is None else reference
-    draws = values.get("draws", DRAWS.default) if how == "resample" else 1
+    draws = values.get("draws", DrawsOptions.draws) if how == "resample" else 1
     about: dict[str, Any] = {**found.about, "how": how}
     mean = found.mean_z(session.engine) if how in ("mean", "optimal") else None
     if mean is not None:

@@ -10,7 +10,6 @@ top16@zero@candidate; it names the arm in the column `ablation`, and in the ids 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import math
 import re
@@ -20,10 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from experiments.heads.ablation import (
-    DRAWS,
-    HOW,
     METHODS,
-    WHERE,
     AblationOptions,
     ArmOptions,
     ReferenceSet,
@@ -32,13 +28,12 @@ from experiments.heads.ablation import (
 )
 from experiments.heads.spec import choose_heads
 from experiments.run.session import Session
-from experiments.run.study import changed
 from mech.errors import InputError
 from mech.heads import HeadSet
 from probes.scoring.score import ScoringQuery, row_id
 from probes.stats.layout import UNABLATED
 
-PLACES = WHERE.choices or ()
+PLACES = ("all", "candidate")
 _OPTION = re.compile(r"@([A-Za-z_-]+)=([^@]*)")
 _KEYS = ("how", "where", "alpha", "draws")
 FORM = "HEADS[@how=…][@where=…][@alpha=…][@draws=…], such as top:16@how=resample"
@@ -60,11 +55,11 @@ class ArmSpec:
     def label(self) -> str:
         """What the arm is, in short: heads, then what is not the package's usual (the mean, at all positions)."""
         parts = [_heads_label(self.heads)]
-        if self.how != HOW.default:
+        if self.how != AblationOptions.how:
             parts.append(f"{self.how}{self.alpha:g}" if self.how == "scale" else self.how)
-        if self.where != WHERE.default:
+        if self.where != AblationOptions.where:
             parts.append(self.where)
-        if self.how == "resample" and self.draws != DRAWS.default:
+        if self.how == "resample" and self.draws != AblationOptions.draws:
             parts.append(f"draws{self.draws}")
         return "@".join(parts)
 
@@ -135,7 +130,7 @@ class Arms:
         return {"optimal_constants": found} if found else {}
 
 
-def parse_arms(args: ArmOptions | argparse.Namespace) -> list[ArmSpec]:
+def parse_arms(args: ArmOptions) -> list[ArmSpec]:
     """What --ablate asks for, less "none", with --how, --where and --alpha where an arm says nothing else.
 
     Raises:
@@ -157,9 +152,7 @@ def parse_arms(args: ArmOptions | argparse.Namespace) -> list[ArmSpec]:
     return specs
 
 
-def ablation_arms(
-    session: Session, args: AblationOptions | argparse.Namespace, tasks: Collection[str] = ()
-) -> Arms:
+def ablation_arms(session: Session, args: AblationOptions, tasks: Collection[str] = ()) -> Arms:
     """The arms that the options ask for, the unablated model first; what takes the place of z is computed once a way.
 
     Args:
@@ -188,7 +181,7 @@ def ablation_arms(
         seen[same] = spec.text
         way = (spec.how, spec.draws, spec.alpha if spec.how == "scale" else None)
         if way not in instead:
-            settings = changed(args, alpha=spec.alpha, draws=spec.draws)
+            settings = replace(args, alpha=spec.alpha, draws=spec.draws)
             instead[way] = replacement(session, settings, tasks, how=spec.how, reference=reference)
             reference = reference or instead[way].reference
         put = instead[way]
@@ -250,7 +243,7 @@ def grouped(arms: Sequence[Arm], keys: Sequence[Key]) -> list[Group]:
     return [*groups, Group(sharing, tuple(keys))] if sharing else groups
 
 
-def _parse(text: str, args: ArmOptions | argparse.Namespace) -> ArmSpec:
+def _parse(text: str, args: ArmOptions) -> ArmSpec:
     """One --ablate.
 
     Raises:

@@ -8,7 +8,6 @@ taken as it is, and said. Too few others is an error, never a reason to take the
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import random
 from collections import defaultdict
@@ -26,7 +25,6 @@ from experiments.run.study import (
     PoolOptions,
     ReferenceFile,
     existing,
-    options_of,
     reference_items,
 )
 from mech.engine.engine import Engine
@@ -59,8 +57,6 @@ class ReferenceItemsOptions:
 class ReferenceOptions(ReferenceItemsOptions, PoolOptions):
     """Where reference items come from."""
 
-
-REFERENCE = options_of(ReferenceOptions)[-1]
 
 _Prompt = tuple[int, ...]
 
@@ -122,9 +118,7 @@ class ReferenceSet:
         return found if self.file is None else {**found, "file": self.file}
 
 
-def reference_set(
-    session: Session, args: ReferenceOptions | argparse.Namespace, tasks: Collection[str] = ()
-) -> ReferenceSet:
+def reference_set(session: Session, args: ReferenceOptions, tasks: Collection[str] = ()) -> ReferenceSet:
     """The reference items of `args.reference_items`, of the measured items' environments and of other tasks.
 
     In item files two tasks may have one text, so there an item with the context of a measured one is left out as well.

@@ -11,7 +11,6 @@ random:16          short for random:top:16
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ _RANDOM = re.compile(r"random(\d*):(.+)")
 def choose_heads(
     spec: str,
     model: Model,
-    args: RankedOptions | argparse.Namespace,
+    args: RankedOptions,
     rng_for: Callable[[str], np.random.Generator],
 ) -> HeadSet:
     """The heads that `spec` names in this model.
@@ -80,7 +79,7 @@ def choose_heads(
     return _plain(spec, model, args).check(model.n_layers, model.n_heads)
 
 
-def _plain(spec: str, model: Model, args: RankedOptions | argparse.Namespace) -> HeadSet:
+def _plain(spec: str, model: Model, args: RankedOptions) -> HeadSet:
     top = _TOP.fullmatch(spec)
     if top and not top[2]:
         scores, _ = ranking(model, require_out(args), args.seed, args.by)

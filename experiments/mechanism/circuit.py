@@ -60,7 +60,6 @@ from experiments.run.study import (
     Flag,
     Report,
     Study,
-    changed,
     existing,
     narrowed,
     positive,
@@ -84,7 +83,7 @@ from probes.items.item import Item, item_line, load_items, select_items
 from probes.prompts.unrelated import with_unrelated
 from probes.stats.families import family_lines
 
-ENVIRONMENTS = ("coderepair", "toolshed")
+ENVIRONMENTS: tuple[Literal["toolshed", "coderepair"], ...] = ("coderepair", "toolshed")
 TRAINING = "training"
 OUTSIDE = "held-out"
 SHOWN = ("logprob", "margin")
@@ -239,12 +238,12 @@ def sets_to_test(session: Session, config: CircuitConfig) -> tuple[list[ItemSet]
     level = split_level(session, config)
     training, outside = split_items(session.items, level, config.held_out, rng)
     further: dict[str, list[Item]] = {}
-    env: str = config.transfer
+    env: Literal["other", "toolshed", "coderepair", "none"] = config.transfer
     if env == "other":
         missing = [one for one in ENVIRONMENTS if one not in {item.env for item in session.items}]
         env = missing[0] if missing else "none"
     if env != "none":
-        pool = read_pool(changed(config, items=None, env=env))
+        pool = read_pool(with_changes(config, items=None, env=env))
         further[env] = with_unrelated(pool, pool)
     for file in item_files(config.test_items):
         if file.stem in (TRAINING, OUTSIDE, *further):

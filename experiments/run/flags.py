@@ -66,8 +66,9 @@ def read_config(path: Path, options: Iterable[Option]) -> dict[str, Any]:
         InputError: the file cannot be read, is no TOML, or has unknown names or values of the wrong kind: all are
             named.
     """
+    raw = read_bytes(path, "configuration file")
     try:
-        lines = tomllib.loads(read_bytes(path, "configuration file").decode("utf-8"))
+        lines = tomllib.loads(raw.decode("utf-8"))
     except ValueError as error:  # not UTF-8, or not TOML
         raise InputError(f"The configuration file {path} is not TOML ({error}).") from error
     known = {option.name: option for option in options}
@@ -128,8 +129,10 @@ def app_of(study: Study[Any]) -> App:
     command.__doc__ = None
     command.__dict__["__signature__"] = inspect.Signature(parameters)
     command.__annotations__ = {one.name: one.annotation for one in parameters}
+    words = [f"[{option.name.upper()} ...]" for option in study.options if option.positional]
     app = App(
         name=f"backfire {study.name}",
+        usage=" ".join(["backfire", study.name, *words, "[--option value ...]"]),
         help=study.summary,
         help_epilogue=f"example: {study.example}",
         help_formatter="plain",
@@ -149,7 +152,9 @@ def _annotation(option: Option) -> Any:
             help=option.help,
             negative=(),
             choices=option.choices,
-            show_default=False if option.switch or option.default in (None, ()) else _shown(option.default),
+            show_default=False
+            if option.switch or option.default in (None, (), "")
+            else _shown(option.default),
             allow_repeating=True,
             allow_leading_hyphen=not option.positional,
             consume_multiple=option.positional,

@@ -7,7 +7,6 @@ and read back: the next command starts at once, and has the same items however b
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import logging
@@ -30,12 +29,12 @@ from experiments.run.study import SourceOptions, existing
 from mech.errors import InputError
 from probes.items.coderepair import coderepair_pool
 from probes.items.item import Item, dump_items, item_line, load_items
-from probes.items.toolshed import Templates, build_toolshed_items
+from probes.items.toolshed import build_toolshed_items
 
 logger = logging.getLogger(__name__)
 
 
-def read_pool(args: SourceOptions | argparse.Namespace) -> list[Item]:
+def read_pool(args: SourceOptions) -> list[Item]:
     """All items of the file that --items names, or of the environments that --env names.
 
     Raises:
@@ -46,24 +45,19 @@ def read_pool(args: SourceOptions | argparse.Namespace) -> list[Item]:
         return load_items(path)
     pool: list[Item] = []
     if args.env in ("toolshed", "all"):
-        pool += build_toolshed_items(args.seed, templates=templates_of(args))
+        pool += build_toolshed_items(args.seed, templates=args.templates)
     if args.env in ("coderepair", "all"):
         problems = load_problems(args.problems) if args.problems else bundled_problems()
         pool += executed_once(args.seed, problems, checkpoint_cache(), getattr(args, "quiet", False))
     return pool
 
 
-def templates_of(args: SourceOptions | argparse.Namespace) -> Templates:
-    """What --templates says; the paper's for commands that have no such option (rollouts act in these)."""
-    return "all" if getattr(args, "templates", "paper") == "all" else "paper"
-
-
-def by_template(args: SourceOptions | argparse.Namespace, env: str) -> bool:
+def by_template(args: SourceOptions, env: str) -> bool:
     """Whether --limit balances these items over templates and prompts: toolshed's own ones of all templates.
 
     Item files, the paper's pool and CodeRepair keep the selection that published and recorded runs have.
     """
-    return args.items is None and env == "toolshed" and templates_of(args) == "all"
+    return args.items is None and env == "toolshed" and args.templates == "all"
 
 
 def executed_once(seed: int, problems: Sequence[Problem], cache_dir: Path, quiet: bool) -> list[Item]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
 import re
@@ -102,7 +101,7 @@ def cluster_label(item: Item, level: str) -> str:
 _IDS = TypeAdapter(list[str], config=ConfigDict(strict=True))
 
 
-def read_items(args: PoolOptions | argparse.Namespace) -> list[Item]:
+def read_items(args: PoolOptions) -> list[Item]:
     """The items that --env/--items, --ids and --limit name, each with its unrelated call; --limit holds for each env.
 
     Raises:
@@ -132,7 +131,7 @@ def _read_ids(path: Path | None) -> list[str] | None:
     return ids
 
 
-def open_model(args: ModelOptions | argparse.Namespace, wording: Wording | None = None) -> Model:
+def open_model(args: ModelOptions, wording: Wording | None = None) -> Model:
     """The model that --model names, checked; --allow-special-in-content says how it reads messages.
 
     Raises:
@@ -161,12 +160,12 @@ def open_redrawn(args: ModelOptions, seed: int, name: str) -> Model:
     return dataclasses.replace(model, special_in_content=args.allow_special_in_content)
 
 
-def open_engine(model: Model, args: RunOptions | argparse.Namespace) -> Engine:
+def open_engine(model: Model, args: RunOptions) -> Engine:
     """The model in an engine, with its cache folder and the chosen path."""
     return Engine(model, cache_dir=args.cache, slow=args.engine == "reference")
 
 
-def open_session(args: SessionOptions | argparse.Namespace, one_env: bool = False) -> Session:
+def open_session(args: SessionOptions, one_env: bool = False) -> Session:
     """The place to write, items and wording first (a mistake there costs nothing), then the model.
 
     Raises:
@@ -185,13 +184,13 @@ def open_session(args: SessionOptions | argparse.Namespace, one_env: bool = Fals
     return Session(engine, items, wording, lambda name: stream(args.seed, name), cluster=args.cluster)
 
 
-def read_wording(args: WordingFileOptions | argparse.Namespace) -> Wording:
+def read_wording(args: WordingFileOptions) -> Wording:
     """The wording that --wording names, or the project's own."""
     path = existing(args.wording, "wording")
     return load_wording() if path is None else load_wording(path)
 
 
-def require_out(args: OutOptions | argparse.Namespace) -> Path:
+def require_out(args: OutOptions) -> Path:
     """The run folder that --out names; raises InputError where there is none."""
     if args.out is None:
         raise InputError("Say where to write with --out FOLDER.")
@@ -200,7 +199,7 @@ def require_out(args: OutOptions | argparse.Namespace) -> Path:
 
 def open_run(
     study: Study[Any],
-    args: OutOptions | argparse.Namespace,
+    args: OutOptions,
     model: Model,
     more: Mapping[str, Any],
     derived: Mapping[str, Any] | None = None,
@@ -239,7 +238,7 @@ def open_run(
 
 def open_folder(
     study: Study[Any],
-    args: OutOptions | argparse.Namespace,
+    args: OutOptions,
     identity: Mapping[str, Any] | None = None,
     more: Mapping[str, Any] | None = None,
     derived: Mapping[str, Any] | None = None,

@@ -3,13 +3,10 @@
 A field is annotated with its type and a `Flag` (help, and how its words are read). It either decides the numbers (it is
 part of the configuration whose hash a run folder keeps) or is marked `presentation` (where to write, whether to show
 progress). A file enters the configuration by its contents.
-
-Studies that are not converted yet list their `Option`s and are run on an `argparse.Namespace`.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import hashlib
@@ -50,7 +47,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Option:
-    """One flag as it is read and shown: that of a config's field, or of a study without a config class.
+    """One flag as it is read and shown: that of a config's field.
 
     A `switch` takes no word: the flag is there or not. For the rest see `Flag`.
     """
@@ -133,21 +130,19 @@ C = TypeVar("C")
 class Study(Generic[C]):
     """One subcommand: what it does in a line, an example, its config class, and the function that does it.
 
-    A study that maps over items is an `experiments.run.run_study.ItemStudy`. `config` is a tuple of options in studies
-    without a config class, which are run on a namespace.
+    A study that maps over items is an `experiments.run.run_study.ItemStudy`.
     """
 
     name: str
     summary: str
     example: str
-    config: type[C] | tuple[Option, ...]
+    config: type[C]
     run: Callable[[C], Report]
 
     @property
     def options(self) -> tuple[Option, ...]:
         """Its flags."""
-        config: Any = self.config
-        return config if isinstance(config, tuple) else options_of(config)
+        return options_of(self.config)
 
     def settings(self, config: Any) -> dict[str, Any]:
         """The run's identity: every setting that decides the numbers, files by the SHA-256 of their contents."""
@@ -159,22 +154,18 @@ class Study(Generic[C]):
 
 
 def values_of(study: Study[Any], config: Any) -> dict[Option, Any]:
-    """Every option with its value in a config (or namespace)."""
-    names = {one: one.field if dataclasses.is_dataclass(config) else one.key for one in study.options}
-    return {option: getattr(config, name) for option, name in names.items()}
+    """Every option with its value in a config."""
+    return {option: getattr(config, option.field) for option in study.options}
 
 
 def arguments(study: Study[Any], chosen: Mapping[str, Any]) -> Any:
     """A study's config with these values, by key, and defaults; names that it does not have are passed over."""
     known = {option: chosen[option.key] for option in study.options if option.key in chosen}
-    if isinstance(study.config, tuple):
-        defaults = {option: option.default for option in study.options}
-        return argparse.Namespace(**{one.key: value for one, value in {**defaults, **known}.items()})
     return study.config(**{option.field: value for option, value in known.items()})
 
 
 def keyed(config: Any) -> dict[str, Any]:
-    """The values of a config or a namespace by key, as `arguments` takes them."""
+    """The values of a config by key, as `arguments` takes them."""
     return {name.removesuffix("_"): value for name, value in vars(config).items()}
 
 
@@ -182,13 +173,6 @@ def narrowed(config: Any, options: type[C]) -> C:
     """The settings that a group of options has, as that group; its defaults where the config has none."""
     names = {option.field for option in options_of(options)}
     return options(**{name: value for name, value in vars(config).items() if name in names})
-
-
-def changed(config: Any, **values: Any) -> Any:
-    """The config or namespace with other values."""
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return dataclasses.replace(config, **values)
-    return argparse.Namespace(**{**vars(config), **values})
 
 
 def to_toml(study: Study[Any], config: Any) -> str:
@@ -461,10 +445,3 @@ class DeltaOptions:
     delta: Annotated[
         float, Flag("nats within which a change counts as none (equivalence)", positive_number)
     ] = 0.5
-
-
-# For studies without a config class.
-ON_MODEL = MODEL, PRE, DTYPE, DEVICE, ALLOW_SPECIAL = options_of(ModelOptions)
-SEED, ENV, TEMPLATES, PROBLEMS, ITEMS, IDS, LIMIT, WORDING, CLUSTER = ON_ITEMS = options_of(ItemOptions)
-OUT, QUIET, ENGINE, CACHE = RUNNING = options_of(RunOptions)
-(DELTA,) = options_of(DeltaOptions)

@@ -199,7 +199,7 @@ OLD_HASHES = {
     "patch": "c63ba6607a86af43879f3e861178fec8",
     "joint": "93124808bf4743bd460b5c6dad788ad3",
     "ablate": "c16290223f87b6233b0edaa296a4a34a",
-    "cut": "909fd5fcb2a5a684b93fc6fdee2a0980",
+    "knockout": "909fd5fcb2a5a684b93fc6fdee2a0980",
     "circuit": "d0e4071c3984ecef7e73097fbeebfe0c",
     "attribute": "b34f978632a8584f8cf1c838351cba8a",
     "direct": "fb57feeb01075e5d7a6246c430218e8d",
@@ -257,6 +257,37 @@ def test_a_flag_wins_over_the_file_and_faults_of_the_file_are_one_sentence(tmp_p
         InputError, match="unknown names: colour, size; limit: 0 is less than 1; quiet: 3 is not"
     ):
         parse("layers", "--config", str(file))
+
+
+def test_a_configuration_file_that_is_missing_or_no_toml_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="^Cannot read the configuration file"):
+        parse("layers", "--config", str(tmp_path / "none"))
+    (tmp_path / "torn").write_text("limit = ")
+    with pytest.raises(InputError, match="is not TOML"):
+        parse("layers", "--config", str(tmp_path / "torn"))
+
+
+def test_the_level_of_the_log_is_one_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert flags.parse(ALL["items"], ["--log-level", "debug"]).log_level == "debug"
+    assert main(["items", "--log-level", "loud"]) == 2
+    assert "--log-level" in capsys.readouterr().err
+
+
+def test_completion_knows_every_command_and_its_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SHELL", "/bin/bash")
+    assert main(["--install-completion"]) == 0
+    written = Path(capsys.readouterr().out.strip().removeprefix("written to ")).read_text()
+    assert all(name in written for name in COMMANDS) and "--reference-items" in written
+    monkeypatch.setattr(flags.App, "install_completion", _no_shell)
+    assert main(["--install-completion"]) == 2
+    assert "Completion could not be installed" in capsys.readouterr().err
+
+
+def _no_shell(*_: Any, **__: Any) -> None:
+    raise flags.ShellDetectionError("no shell")
 
 
 def test_a_file_option_is_known_by_its_contents(tmp_path: Path) -> None:
@@ -436,7 +467,7 @@ def test_a_study_that_ends_early_ends_in_one_sentence(
 def test_a_report_that_is_not_ok_exits_with_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study = Study("doctor", "x", "x", (), lambda args: Report("a check failed", ok=False))
+    study = replace(ALL["doctor"], run=lambda config: Report("a check failed", ok=False))
     monkeypatch.setattr("experiments.bench.doctor.STUDY", study)
     assert main(["doctor"]) == 1
     assert capsys.readouterr().out == "a check failed\n"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from experiments.heads.ablation import MIN_REFERENCE, reference_set
+from experiments.heads.reference_sets import ReferenceOptions
 from experiments.run.seeds import py_stream, stream
 from experiments.run.session import Session
 from experiments.run.study import REFERENCE_SIZE, ReferenceFile, reference_items
@@ -37,9 +38,8 @@ def session_of(shell: Shell, items: list[Item]) -> Session:
     return Session(Engine(loaded_once(str(shell.model))), items, load_wording(), lambda name: stream(0, name))
 
 
-def options(**given: object) -> argparse.Namespace:
-    base = {"seed": 0, "items": None, "env": "toolshed", "problems": None, "reference_items": 16}
-    return argparse.Namespace(**{**base, **given})
+def options(**given: Any) -> ReferenceOptions:
+    return ReferenceOptions(**{"templates": "paper", "reference_items": 16, **given})
 
 
 @pytest.mark.parametrize(("study", "words"), NEEDS)
@@ -114,7 +114,7 @@ def test_the_option_is_a_number_a_file_or_both() -> None:
     assert reference_items("a/b.jsonl") == ReferenceFile(Path("a/b.jsonl"), REFERENCE_SIZE)
     assert reference_items("5@a/b.jsonl") == ReferenceFile(Path("a/b.jsonl"), 5)
     for text in ("0", "-1", "0@a"):
-        with pytest.raises(argparse.ArgumentTypeError):
+        with pytest.raises(ValueError):
             reference_items(text)
 
 
