@@ -87,7 +87,7 @@ def load_model(
             )
         loaded = _take(name_or_model, tokenizer)
     if check:
-        require(loaded.check())
+        require(loaded.check(), loaded.model.identity.name)
     return loaded.model
 
 
@@ -127,7 +127,7 @@ def load_redrawn(
 
     loaded = _load(name, dtype, device, cache_dir, pre, read=fresh)
     if check:
-        require(loaded.check())
+        require(loaded.check(), loaded.model.identity.name)
     model = loaded.model
     digest = hashlib.sha256(model.identity.sha256.encode() + generator.get_state().numpy().tobytes())
     identity = replace(model.identity, name=f"{name} (weights re-drawn)", sha256=digest.hexdigest())

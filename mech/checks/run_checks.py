@@ -103,14 +103,15 @@ def run_checks(
     return results
 
 
-def require(results: Sequence[CheckResult]) -> None:
-    """Raise InputError that names every failed check and says what the first found and how to mend it."""
+def require(results: Sequence[CheckResult], name: str = "") -> None:
+    """Raise InputError that names every failed check of the model `name`, and says what the first found."""
     failed = [result for result in results if not result.passed]
     if failed:
         noun = "check" if len(failed) == 1 else "checks"
         names = ", ".join(result.name for result in failed)
         raise InputError(
-            f"The model is refused, as it fails the load-time {noun} {names}: {failed[0].sentence}."
+            f"The model{name and f' {name!r}'} is refused, as it fails the load-time {noun} {names}: "
+            f"{failed[0].sentence}."
         )
 
 

@@ -89,8 +89,8 @@ def test_a_patch_that_changes_nothing_is_exactly_zero_and_needs_no_run(
             scores = patch_layers(engine, recipient, recipient, site)
             assert_bits(list(scores.values()), [recipient.score] * len(scores))
         assert engine.forwards.ran == 0
-    for site, kind in LAYER_SITES.items():  # without that short cut
-        own = by_layer(recipient, model, kind)
+    for site in LAYER_SITES:  # without that short cut
+        own = by_layer(recipient, model, f"hook_{site}")
         edits = [Edit(site, layer, None, "candidate", value) for layer, value in enumerate(own)]
         assert_scores(score_edits(Engine(model), recipient, edits), [recipient.score] * len(edits), FP64)
 
@@ -101,7 +101,7 @@ def test_a_sweep_takes_edits_of_any_site_in_any_order(
     model = tiny_model(tiny_folder, "qwen3")
     engine = Engine(model)
     recipient, donor = pair(engine)
-    theirs = {site: by_layer(donor, model, kind) for site, kind in LAYER_SITES.items()}
+    theirs = {site: by_layer(donor, model, f"hook_{site}") for site in LAYER_SITES}
     edits = [
         Edit("mlp_out", 2, None, "candidate", theirs["mlp_out"][2]),
         Edit("resid_pre", 1, None, "candidate", theirs["resid_pre"][1]),
