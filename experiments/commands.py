@@ -137,7 +137,7 @@ COMMANDS: Mapping[str, Command] = {
     "demo": Command(
         "tools",
         "experiments.demo",
-        "run the main job on the bundled model: measure, find heads, patch, ablate, draw",
+        "run the main job on the bundled model: measure, find heads, patch and cut them, draw",
     ),
     "doctor": Command(
         "tools",

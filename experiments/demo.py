@@ -1,6 +1,7 @@
 """`backfire demo`: the main job on the bundled model in a few minutes, by calling the studies one after the other.
 
-doctor → items → probe → heads → patch → ablate → figures, all in one run folder, on the project's own items.
+G of one decision point → probe → heads → joint (noising, denoising, attention knockout, random heads) → figures, in one
+run folder, on the project's own items. `backfire mechanism` is the long version.
 """
 
 from __future__ import annotations
@@ -12,14 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from experiments.bench import doctor
-from experiments.measure import items as make_items
-from experiments.measure import probe as probe_items
-from experiments.mechanism import ablate as ablate_heads
-from experiments.mechanism import heads as find_heads
-from experiments.mechanism import patch as patch_heads
+from experiments.measure import probe
+from experiments.mechanism import heads, joint
 from experiments.run.drawing import draw
 from experiments.run.run_folder import read_frame
+from experiments.run.session import open_session
 from experiments.run.study import (
     Flag,
     NameOptions,
@@ -29,32 +27,27 @@ from experiments.run.study import (
     Study,
     arguments,
     positive,
-    whole_numbers,
 )
 from experiments.run.tables import interval_text
-from mech.errors import InputError
+from probes.decomposition import decompose
 
 logger = logging.getLogger(__name__)
+
+TOP = 16  # heads
+OPENING = """You will see: how much likelier a failed tool call becomes once it is recorded (G); how much of that
+its text alone does (Δcopy); how much of Δcopy sixteen attention heads account for, beside random heads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig(OutOptions, SeedOptions, NameOptions):
     """What `backfire demo` is given."""
 
-    items_probed: Annotated[int, Flag("items whose Δcopy and Δsem are measured", positive)] = 24
-    items_patched: Annotated[int, Flag("items whose every head is patched, both directions", positive)] = 2
-    items_ablated: Annotated[int, Flag("items measured under every ablation", positive)] = 8
-    controls: Annotated[int, Flag("random control sets for each size", positive)] = 2
-    k: Annotated[tuple[int, ...], Flag("sizes of the ablated sets; 16 must be among them", whole_numbers)] = (
-        16,
-        32,
-    )
+    items: Annotated[int, Flag("items that are measured, and whose heads are patched", positive)] = 8
+    controls: Annotated[int, Flag("random sets of heads", positive)] = 3
 
 
 def run(config: DemoConfig) -> Report:
-    """Run every study in turn, draw the figures, and say the three numbers that matter."""
-    if 16 not in config.k:
-        raise InputError("The demo reports the top 16 heads: leave 16 among the sizes of --k.")
+    """Run the studies in turn, draw the figures, and say the three numbers that matter."""
     out: Path = config.out or Path("runs/demo")
     common = {
         "model": config.model,
@@ -63,19 +56,16 @@ def run(config: DemoConfig) -> Report:
         "out": out,
         "quiet": config.quiet,
     }
+    logger.info("%s\n", OPENING)
+    first_number(common)
     steps: list[tuple[Study[Any], dict[str, Any]]] = [
-        (doctor.STUDY, {}),
-        (make_items.STUDY, {"out": None, "limit": config.items_probed}),
-        (probe_items.STUDY, {"limit": config.items_probed}),
-        (find_heads.STUDY, {"top": 16}),
-        (patch_heads.STUDY, {"limit": config.items_patched}),
+        (probe.STUDY, {"limit": config.items}),
+        (heads.STUDY, {"top": TOP}),
         (
-            ablate_heads.STUDY,
+            joint.STUDY,
             {
-                "limit": config.items_ablated,
-                "k": config.k,
-                "controls": config.controls,
-                "control_kinds": ("random",),
+                **{"limit": config.items, "k": (TOP,), "methods": "noise,denoise,knockout"},
+                **{"controls": config.controls, "control_kinds": "random"},
             },
         ),
     ]
@@ -88,31 +78,42 @@ def run(config: DemoConfig) -> Report:
     return Report(conclusion(out))
 
 
-def conclusion(out: Path) -> str:
-    """The three numbers in plain words, and where everything lies."""
-    summary = read_frame(out / "summary.csv").set_index("measure")
-    removed, beside = (
-        table[table["metric"] == "logprob"]
-        for table in (read_frame(out / f"{name}.csv") for name in ("removed", "controls"))
+def first_number(common: dict[str, Any]) -> None:
+    """Say G of one decision point, before anything is written."""
+    session = open_session(arguments(probe.STUDY, {**common, "limit": 1}))
+    found = decompose(session.engine, session.items, session.wording).to_dataframe().iloc[0]
+    logger.info(
+        "One decision point (%s): recorded with its error, the failed call's log-probability changes by %+.1f nats "
+        "(G = %.1f).\n",
+        found["item_id"],
+        -found["G"],
+        found["G"],
     )
-    controls = beside.set_index(["control", "k"]).loc[("random", 16)]
-    top = removed[(removed["kind"] == "selected") & (removed["k"] == 16)].iloc[0]
+
+
+def conclusion(out: Path) -> str:
+    """The three numbers in plain words, and where everything is."""
+    summary = read_frame(out / "summary.csv").set_index("measure")
+    table = read_frame(out / "carried.csv").query("metric == 'logprob' and controls == 'random'")
+    by_method = table.set_index("method")
+    cut, added = by_method.loc["knockout"], by_method.loc["denoise"]
     gain, copy, sem = (summary.loc[name] for name in ("G", "copy", "sem"))
-    ratio = copy["mean"] / -gain["mean"]
     lines = [
         f"1. Showing the model its failed call and the error changes the call's log-probability by "
         f"{-gain['mean']:+.1f} nats "
         f"{interval_text(-gain['ci_hi'], -gain['ci_lo'], digits=1)} (G = {gain['mean']:.1f}; {int(gain['n'])} items): "
         f"{_verdict(gain['ci_lo'], gain['ci_hi'])}.",
-        f"2. {ratio:.0%} of that is there as soon as the call stands in the transcript, whatever is said of it "
-        f"(Δcopy = {copy['mean']:.1f}, Δsem = {sem['mean']:.1f} nats).",
-        f"3. Ablating the 16 heads that score highest on repeated random tokens removes {top['share']:.0%} of Δcopy "
-        f"{_percentages(top['ci_lo'], top['ci_hi'])}; as many random heads of the same layers remove "
-        f"{controls['random_lo']:.0%} to {controls['random_hi']:.0%} ({int(controls['n_controls'])} draws, "
-        f"{int(top['n'])} items).",
+        f"2. {copy['mean'] / -gain['mean']:.0%} of that is there as soon as the transcript holds the call, before it "
+        f"is marked as failed (Δcopy = {copy['mean']:.1f}, Δsem = {sem['mean']:.1f} nats).",
+        f"3. Cutting the attention of the {TOP} heads that score highest on repeated random tokens to the recorded "
+        f"call removes {cut['share']:.0%} of Δcopy {_percentages(cut['ci_lo'], cut['ci_hi'])}; as many random heads of "
+        f"the same layers remove {cut['control_lo']:.0%} to {cut['control_hi']:.0%} ({int(cut['n_controls'])} sets, "
+        f"{int(cut['n'])} items). Their outputs alone, put into the run without the record, give "
+        f"{added['share']:.0%} of it.",
         "",
         f"pictures: {out / 'figures'}",
-        f"tables:   {out} (summary.csv, heads.csv, effects.csv, shares.csv, ablation.csv, removed.csv, …)",
+        f"tables:   {out} (summary.csv, heads.csv, carried.csv, …)",
+        "more:     backfire mechanism --limit 24 --plan --out runs/mechanism",
     ]
     return "\n".join(lines)
 
@@ -138,7 +139,7 @@ def _step(study: Study[Any], config: Any) -> Report:
 
 STUDY = Study(
     "demo",
-    "run the main job on the bundled model: measure, find heads, patch, ablate, draw",
+    "run the main job on the bundled model: measure, find heads, patch and cut them, draw",
     "backfire demo --out runs/demo",
     DemoConfig,
     run,

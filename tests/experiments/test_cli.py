@@ -16,7 +16,7 @@ import pytest
 
 import mech
 import probes
-from experiments import cli, demo
+from experiments import cli
 from experiments.cli import main
 from experiments.commands import COMMANDS, GROUPS
 from experiments.run import flags
@@ -211,7 +211,6 @@ OLD_HASHES = {
     "mechanism": "19296e57bf0714543046b9f92ee3031d",
     "rollout": "a84b3fd16386cf55631454cf7abf9db8",
     "predict": "a80cc337b059a87e1cc31674a72014f7",
-    "demo": "21670a7fdbf69f301c0f3e94db094b69",
     "doctor": "70efd99c5df4e6518a1b1ccbc6d89722",
     "calibrate": "86caf6c8519fceb981a85ab0d62da8b7",
     "bench": "cee16922ffdc8864c387bce7617a51ba",
@@ -223,7 +222,6 @@ OLD_HASHES = {
     "compare one other --names a=b": "60241cb1d019b5886e14a21ce7238305",
     "calibrate --clusters 8,6 --draws 20": "a4cde358aa412fe6a4e17c07e23a35d0",
     "rollout --detectors 3,5,6 --temperature 0.5 --tokens 30": "9f4bdaf4ff2a7de44d40848ae44668a0",
-    "demo --k 32,16": "21670a7fdbf69f301c0f3e94db094b69",
     "predict --how zero --ablate L0H1": "8823642e27886f6c85992a7b944575ab",
     "scaling --limit 2 --delta 0.25": "3283dc63f78a7f7fbd83e38dba4de2f8",
     "bench --repeats 3 --sweep-id x": "cb5548af2755a88b45766d7dfbb05e14",
@@ -474,14 +472,8 @@ def test_a_report_that_is_not_ok_exits_with_one(
 
 
 def test_the_demo_gives_each_study_the_options_it_has() -> None:
-    for study in (ALL["probe"], ALL["patch"], ALL["ablate"], ALL["heads"], ALL["items"], ALL["doctor"]):
+    for study in (ALL["probe"], ALL["joint"], ALL["ablate"], ALL["heads"], ALL["items"], ALL["doctor"]):
         found = keyed(arguments(study, {"seed": 3, "limit": 2, "unheard_of": 1}))
         expected = keyed(parse(study.name))
         expected.update({key: value for key, value in {"seed": 3, "limit": 2}.items() if key in expected})
         assert found == expected
-
-
-def test_the_demo_needs_the_sixteen_heads_it_speaks_of(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "_step", lambda *_: pytest.fail("nothing may run"))
-    shell("demo", "--k", "4,8").sentence("leave 16 among the sizes of --k")
-    assert not shell.path(".").exists()
