@@ -1,6 +1,6 @@
 """`backfire demo`: the main job on the bundled model in a few minutes, by calling the studies one after the other.
 
-G of one decision point → probe → heads → joint (noising, denoising, attention knockout, random heads) → figures, in one
+G of one decision point → probe → heads → joint (denoising, attention knockout, random heads) → figures, in one
 run folder, on the project's own items. `backfire mechanism` is the long version.
 """
 
@@ -42,7 +42,7 @@ its text alone does (Δcopy); how much of Δcopy sixteen attention heads account
 class DemoConfig(OutOptions, SeedOptions, NameOptions):
     """What `backfire demo` is given."""
 
-    items: Annotated[int, Flag("items that are measured, and whose heads are patched", positive)] = 8
+    items: Annotated[int, Flag("items that are measured, and whose heads are patched", positive)] = 6
     controls: Annotated[int, Flag("random sets of heads", positive)] = 3
 
 
@@ -59,12 +59,12 @@ def run(config: DemoConfig) -> Report:
     logger.info("%s\n", OPENING)
     first_number(common)
     steps: list[tuple[Study[Any], dict[str, Any]]] = [
-        (probe.STUDY, {"limit": config.items}),
+        (probe.STUDY, {"limit": config.items, "conditions": "pre,neut,fail"}),
         (heads.STUDY, {"top": TOP}),
         (
             joint.STUDY,
             {
-                **{"limit": config.items, "k": (TOP,), "methods": "noise,denoise,knockout"},
+                **{"limit": config.items, "k": (TOP,), "methods": "denoise,knockout"},
                 **{"controls": config.controls, "control_kinds": "random"},
             },
         ),
