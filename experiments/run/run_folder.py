@@ -54,6 +54,7 @@ class RunFolder:
         self._lock = lock
         self._clock = clock
         self._ids: dict[str, set[str]] = {}
+        self.settings = ""  # what STUDY.toml is to hold
         self._traceless = False  # a study new to this folder that has written nothing into it yet
 
     @classmethod
@@ -206,9 +207,11 @@ class RunFolder:
         return table
 
     def finish(self, extra: Mapping[str, Any] | None = None) -> None:
-        """Mark the study done, with the time and whatever else it has to say in run.json."""
+        """Mark the study done, with the time and whatever else it has to say in run.json, and write its STUDY.toml."""
         record = read_run(self.path)
         record["studies"][self.study].update(end=self._clock(), done=True, extra=dict(extra or {}))
+        if self.settings:
+            replace(self.path / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', self.study)}.toml", self.settings)
         self._write_record(record)
 
     def _known(self, name: str) -> set[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -17,7 +16,6 @@ import pandas as pd
 import torch
 from pydantic import ConfigDict, TypeAdapter
 
-from experiments.run.durable import replace
 from experiments.run.item_pools import by_template, read_pool
 from experiments.run.places import checkpoint_cache
 from experiments.run.provenance import provenance
@@ -244,16 +242,12 @@ def open_folder(
     derived: Mapping[str, Any] | None = None,
     entry: str | None = None,
 ) -> RunFolder:
-    """As `open_run`, of the model with this identity, or of none; STUDY.toml has all settings, for --config."""
+    """As `open_run`, of the model with this identity, or of none; at its end STUDY.toml has all settings but --out."""
     command = shlex.join(["backfire", *sys.argv[1:]])
     settings = {**study.settings(args), **(derived or {})}
     about = {**provenance(identity or {}), **(more or {})}
     folder = RunFolder.open(require_out(args), entry or study.name, settings, about, command)
-    try:
-        replace(folder.path / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', folder.study)}.toml", to_toml(study, args))
-    except BaseException:
-        folder.close()
-        raise
+    folder.settings = to_toml(study, dataclasses.replace(args, out=None))
     return folder
 
 

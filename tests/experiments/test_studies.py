@@ -751,7 +751,7 @@ def test_items_shows_what_is_in_them_and_writes_them(
     assert main(["items", "--limit", "24", "--out", str(file)]) == 0
     shown = capsys.readouterr().out
     found, pool = load_items(file), build_toolshed_items(0, templates="all")
-    assert len({item.template for item in found}) == 14 and len({item.system_prompt for item in found}) == 4
+    assert len({item.template for item in found}) == 14 and len({item.system_prompt for item in found}) == 6
     assert found == select_items(with_unrelated(pool, pool), None, 24, by_template=True)
     known = {item.item_id: item for item in with_unrelated(pool, pool)}
     assert len(found) == 24 and all(item == known[item.item_id] for item in found)
