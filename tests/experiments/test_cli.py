@@ -245,6 +245,29 @@ def test_settings_written_as_toml_are_read_back(name: str, tmp_path: Path) -> No
     assert parse(name, "--config", str(file)) == config
 
 
+def test_a_finished_run_leaves_its_settings_and_another_run_takes_them(shell: Shell) -> None:
+    shell.ran("layers", "--limit", "1", "--from", "neut", "--to", "fail")
+    file = shell.path("layers-neut-fail.toml")
+    assert 'from = "neut"' in file.read_text() and "out =" not in file.read_text()
+    assert main(["layers", "--config", str(file), "--out", str(shell.tmp / "again")]) == 0
+    assert shell.path("layers.jsonl").read_bytes() == shell.path("layers.jsonl", "again").read_bytes()
+
+
+def test_a_refused_run_leaves_no_settings(shell: Shell) -> None:
+    shell.ran("layers", "--limit", "1")
+    before = shell.path("layers.toml").read_bytes()
+    shell("layers", "--limit", "2").sentence("other settings")
+    shell("layers", "--from", "pre", "--to", "no_such").sentence("no_such")
+    assert [one.name for one in shell.path(".").glob("*.toml")] == ["layers.toml"]
+    assert shell.path("layers.toml").read_bytes() == before
+
+
+def test_a_command_that_was_renamed_names_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cut", "--limit", "2"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err == "backfire: 'cut' is now 'knockout'.\n" and not shown.out
+
+
 def test_a_flag_wins_over_the_file_and_faults_of_the_file_are_one_sentence(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text('limit = 3\nseed = 4\nfrom = "neut"\n')
