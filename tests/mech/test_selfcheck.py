@@ -215,8 +215,10 @@ def test_require_names_every_failure_in_one_sentence() -> None:
     good = CheckResult("a", True, 0.0, 1.0, "fine")
     require([good])
     bad = [dataclasses.replace(good, name=name, passed=False, sentence="not so") for name in ("b", "c")]
-    with pytest.raises(InputError, match=r"fails the load-time checks b, c: not so\.$"):
-        require([good, *bad])
+    with pytest.raises(
+        InputError, match=r"^The model 'm' is refused, as it fails the load-time checks b, c: not so\.$"
+    ):
+        require([good, *bad], "m")
 
 
 @pytest.mark.real_model
