@@ -21,8 +21,8 @@ from mech.patching import direct_effect
 from mech.patching import frozen_norm as writes
 from mech.patching.direct_effect import (
     Parts,
+    direct_changes,
     direct_changes_mlp,
-    direct_effects,
     direct_names,
     head_parts,
     mlp_parts,
@@ -54,6 +54,10 @@ from tests.tiny_models import FAMILIES
 from tests.tolerances import FP32, FP64
 
 pytestmark = pytest.mark.usefixtures("exact_softmax", "one_thread")
+
+
+def direct_effects(*arguments: Any) -> dict[Head, float]:
+    return {head: float(one.sum()) for head, one in direct_changes(*arguments).items()}
 
 
 def direct_effects_mlp(*arguments: Any) -> dict[int, float]:
