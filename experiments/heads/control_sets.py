@@ -1,9 +1,9 @@
 """Control sets of a head set: heads that are not selected, alike in what might explain an effect without copying.
 
 random           as many heads in each layer, drawn at random                             (`mech.head_scores.controls`)
-norm             of about the same output norm, and of low prefix-matching scores         (`mech.head_scores.strength`)
+norm             of about the same output norm, and of low prefix-matching scores         (`mech.head_scores.controls`)
 damage           as many random heads as cost log p(reference action | pre) what the selected ones cost it, under mean
-                 ablation at the action positions on the reference items               (`mech.head_scores.damage`)
+                 ablation at the action positions on the reference items               (`mech.head_scores.controls`)
 previous_token   the best k heads by that score, selected ones left out
 sink             the best k by attention to the first position, likewise
 complement       all other heads
@@ -28,11 +28,16 @@ from experiments.run.study import Flag
 from mech.engine.engine import Run
 from mech.engine.sweep import score_interventions
 from mech.errors import InputError
-from mech.head_scores.controls import distinct_controls
-from mech.head_scores.damage import damage_matched
+from mech.head_scores.controls import (
+    LOW_IN,
+    Control,
+    damage_matched,
+    distinct_controls,
+    low_heads,
+    strength_matched,
+)
 from mech.head_scores.induction import top_heads
 from mech.head_scores.norms import head_norms
-from mech.head_scores.strength import LOW_IN, StrengthControl, low_heads, strength_matched
 from mech.heads import HeadSet
 from mech.interventions.intervention import replace_heads
 from mech.patching.patch import all_heads
@@ -171,7 +176,7 @@ def _norm(
     if len([head for head in eligible if head not in heads]) < len(heads):
         return []
     norms = head_norms(session.engine, reference.prompts)
-    drawn: dict[HeadSet, StrengthControl] = {}
+    drawn: dict[HeadSet, Control] = {}
     for index in range(TRIES):
         rng = session.rng_for(f"strength/{heads.sha256}/{index}")
         control = strength_matched(heads, eligible, norms, rng)

@@ -23,7 +23,7 @@ from mech.engine.engine import Run
 from mech.engine.sweep import score_interventions, stacked
 from mech.heads import Head, HeadSet
 from mech.interventions.intervention import Edit, Intervention, knock_out_edges, replace_heads
-from mech.patching.directions import random_direction
+from mech.patching.donors import random_direction
 from mech.patching.patch import all_heads
 from probes.effects.joint import ABLATIONS
 from probes.items.item import Item

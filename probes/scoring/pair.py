@@ -84,7 +84,7 @@ def shared_positions(
 def pattern_columns(
     model: Model, item: Item, donor: tuple[str, Query], recipient: tuple[str, Query], wording: Wording
 ) -> list[tuple[int, int]]:
-    """(donor position, recipient position) for every position of the donor, as `mech.patching.patterns.carried` takes.
+    """(donor position, recipient position) for every position of the donor: `columns` of `mech.patching.patterns`.
 
     Args:
         model: whose tokens.

@@ -26,8 +26,8 @@ from experiments.mechanism.ablate import on_item
 from experiments.run.session import Session
 from mech.engine.engine import Engine
 from mech.engine.queries import Query
+from mech.head_scores.controls import low_heads
 from mech.head_scores.norms import head_norms
-from mech.head_scores.strength import low_heads
 from mech.heads import Head, HeadSet
 from mech.interventions.intervention import scale_heads
 from mech.load import load_model

@@ -29,7 +29,7 @@ from mech.patching.direct_effect import (
 )
 from mech.patching.frozen_norm import (
     attention_norm,
-    attention_writes,
+    attention_output,
     final_norm,
     head_outputs,
     require_additive,
@@ -269,8 +269,8 @@ def test_a_model_whose_parts_do_not_add_up_is_refused_by_name(
     require_additive(model, resid, z, mlp)
     with pytest.raises(InputError, match="Layer 1 of LlamaForCausalLM adds to the residual stream more than"):
         require_additive(model, resid, z, [mlp[0], 1.1 * mlp[1], mlp[2]])
-    residual_multiplier: Any = lambda *args: 0.5 * attention_writes(*args)  # noqa: E731 - as in Granite
-    monkeypatch.setattr(writes, "attention_writes", residual_multiplier)
+    residual_multiplier: Any = lambda *args: 0.5 * attention_output(*args)  # noqa: E731 - as in Granite
+    monkeypatch.setattr(writes, "attention_output", residual_multiplier)
     for measure in (direct_effects, direct_effects_mlp):
         with pytest.raises(InputError, match="Layer 0 of LlamaForCausalLM"):
             measure(Engine(model), recipient, donor)
