@@ -4,7 +4,7 @@
     share  = effect / (log p of the donor's run − log p(action))  of `patch` alone: 1 for the full difference
 
 `heads` is the same everywhere: a HeadSet or None (all heads) for each head alone, a mapping of names to head sets for
-all heads of each set together. A `Query` given for a `Run` is run here, with the needed activations.
+all heads of each set together. A run must have kept `sweep_names(model)`; a `Query` given for it is run here.
 
 Terms: Heimersheim & Nanda 2024 (arXiv:2404.15255). Patching a run that lacks something from one that has it is
 denoising, the reverse is noising.
@@ -84,14 +84,9 @@ class Effects(Result):
 def sweep(engine: Engine, run: Run | Query, interventions: Mapping[str, Intervention]) -> Effects:
     """Score the action under each of these interventions at its action positions, in one or a few packed rows.
 
-    Args:
-        engine: runs the model.
-        run: a clean run that kept `hook_resid_pre`, or its query.
-        interventions: name → intervention with `where="candidate"`.
-
     Raises:
-        InputError: the run is not clean, an intervention acts elsewhere than at the action positions, or its layer,
-            head or site does not exist.
+        InputError: the run is not clean, an intervention has another `where` than "candidate", or its layer, head or
+            site does not exist.
     """
     named: dict[Head | str, Intervention] = {name: one for name, one in interventions.items()}
     return _swept(engine, "Interventions", as_run(engine, run, sweep_names(engine.model)), named)
@@ -99,12 +94,6 @@ def sweep(engine: Engine, run: Run | Query, interventions: Mapping[str, Interven
 
 def patch(engine: Engine, recipient: Run | Query, donor: Run | Query, heads: Heads = None) -> Effects:
     """Activation patching: z of heads at the action positions of the recipient, taken from the donor.
-
-    Args:
-        engine: runs the model.
-        recipient: a clean run that kept `sweep_names(model)`, or its query.
-        donor: a run of the same action, or its query.
-        heads: each of these heads alone, or the heads of each set together.
 
     Raises:
         InputError: the actions differ, the recipient is not clean, or a head does not exist.
@@ -127,7 +116,7 @@ def ablate(
 
     Args:
         engine: runs the model.
-        run: a clean run that kept `sweep_names(model)`, or its query.
+        run: a clean run, or its query.
         heads: each of these heads alone, or the heads of each set together.
         z: the values, such as `mean_z(engine, sequences).z`; None sets z to zero.
         where: the action positions ("candidate": cheapest), all positions ("all") or positions by number, ascending.
@@ -152,11 +141,7 @@ def ablate(
 def knockout(engine: Engine, run: Run | Query, sources: Sequence[int], heads: Heads = None) -> Effects:
     """Attention knockout: these heads do not attend from the action positions to the sources; other heads do.
 
-    Args:
-        engine: runs the model.
-        run: a clean run that kept `sweep_names(model)`, or its query.
-        sources: absolute positions in the prompt, ascending.
-        heads: each of these heads alone, or the heads of each set together.
+    `sources` are absolute positions in the prompt, ascending.
 
     Raises:
         InputError: the run is not clean, no source is given, a head or position does not exist, or a head would see

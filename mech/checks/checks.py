@@ -71,17 +71,16 @@ class Trace:
     seen: dict[str, list[Tensor]] = field(default_factory=dict)
 
 
+@torch.no_grad()
 def logits_of(model: Model, ids: Tensor) -> Tensor:
     """Logits [batch, pos, d_vocab] of ids [batch, pos] through the bridge."""
-    with torch.no_grad():
-        return model.bridge(ids, return_type="logits")
+    return model.bridge(ids, return_type="logits")
 
 
+@torch.no_grad()
 def stock_logits(hf_model: Any, ids: Tensor) -> Tensor:
     """Logits [pos, d_vocab] of ids [1, pos] through the transformers model, not yet wrapped."""
-    with torch.no_grad():
-        logits: Tensor = hf_model(ids).logits[0]
-    return logits
+    return hf_model(ids).logits[0]
 
 
 def trace(model: Model, ids: Tensor) -> Trace:

@@ -67,12 +67,6 @@ def ablation_drops(
 ) -> dict[Head, float]:
     """Head → drop of the action's log-probability (nats per token) with its z at the mean at the action positions.
 
-    Args:
-        engine: runs the model; with `engine.slow`, one hooked full forward a head.
-        query: a clean query.
-        mean: one value a head, such as `sequence_mean`.
-        heads: which; None means all.
-
     Raises:
         InputError: the query has an intervention, a head does not exist.
     """

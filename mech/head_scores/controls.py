@@ -51,11 +51,7 @@ class Control:
 
 
 def layer_matched(selected: HeadSet, n_layers: int, n_heads: int, rng: np.random.Generator) -> Control:
-    """Draw a set disjoint from `selected` with as many heads in each layer, without replacement.
-
-    Raises:
-        InputError: a head does not exist, or more than half of all heads are selected.
-    """
+    """Draw a disjoint set with as many heads in each layer; InputError where over half of all heads are selected."""
     selected.check(n_layers, n_heads)
     free = {
         layer: [head for head in range(n_heads) if Head(layer, head) not in selected]
@@ -112,12 +108,7 @@ def distinct_controls(
 def low_heads(scores: pd.DataFrame, columns: Sequence[str] = LOW_IN) -> HeadSet:
     """The heads below the median of all heads in every one of these scores.
 
-    Args:
-        scores: layer, head and a column a score; one row a head.
-        columns: which scores.
-
-    Raises:
-        InputError: a score is missing.
+    `scores` has layer, head and a column a score; InputError where one is missing.
     """
     missing = [name for name in ("layer", "head", *columns) if name not in scores.columns]
     if missing:
@@ -129,11 +120,7 @@ def low_heads(scores: pd.DataFrame, columns: Sequence[str] = LOW_IN) -> HeadSet:
 def strength_matched(
     selected: HeadSet, eligible: HeadSet, norms: HeadNorms, rng: np.random.Generator
 ) -> Control:
-    """Draw a control of the selected heads' output norms among the eligible heads, no head twice.
-
-    Raises:
-        InputError: fewer heads are eligible than selected.
-    """
+    """Draw a control of the selected heads' output norms among the eligible heads; InputError where these are fewer."""
     free = [head for head in eligible if head not in selected]
     if len(free) < len(selected):
         raise InputError(
@@ -176,16 +163,8 @@ def damage_matched(
 ) -> list[Control]:
     """One control a generator; none where the selected heads cost nothing.
 
-    All draws are measured side by side, one step of bisection at a time.
-
-    Args:
-        selected: the set that is controlled.
-        every: all heads of the model.
-        measure: the damage of sets.
-        rngs: one a draw.
-
-    Raises:
-        InputError: no head is left.
+    All draws are measured side by side, one step of bisection at a time. `every` has all heads of the model; InputError
+    where none is left.
     """
     others = [head for head in every if head not in selected]
     if not others:

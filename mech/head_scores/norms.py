@@ -40,12 +40,9 @@ class HeadNorms:
 
 @torch.no_grad()
 def head_norms(engine: Engine, sequences: Sequence[Sequence[int]]) -> HeadNorms:
-    """Mean output norm of every head over all positions of these sequences.
+    """Mean output norm of every head over all positions of these token sequences.
 
-    Args:
-        engine: runs the model, one packed row a sequence over the prefix that all share; with `engine.slow`, one
-            hooked full forward a sequence.
-        sequences: token ids, such as the contexts over which a mean ablation takes its means.
+    One packed row a sequence over the prefix that all share; with `engine.slow`, one hooked full forward a sequence.
     """
     model = engine.model
     shared = 0 if engine.slow else max(common_prefix(sequences) - 1, 0) if len(sequences) > 1 else 0

@@ -32,11 +32,7 @@ TRANSCRIPT_SCORES = ("transcript_induction", "transcript_duplicate", "record_att
 
 
 def copy_in_record(query: Query, record: range) -> range:
-    """The only place where the record has the query's action, token for token.
-
-    Args:
-        query: its prompt contains the record.
-        record: positions of the record's turn in the prompt, consecutive.
+    """The only place in the record (consecutive positions of the prompt) with the query's action, token for token.
 
     Raises:
         InputError: the record is outside the prompt, or has the action's tokens nowhere or more than once.
@@ -55,13 +51,7 @@ def copy_in_record(query: Query, record: range) -> range:
 
 
 def candidate_patterns(engine: Engine, query: Query, shared: int = 0) -> list[Float[Tensor, "head pos seq"]]:
-    """Attention from the action positions, layer by layer, under the query's intervention.
-
-    Args:
-        engine: runs the model over a prefix cache; with `engine.slow`, one hooked full forward.
-        query: the query.
-        shared: length of the prefix cache.
-    """
+    """Attention from the action positions, layer by layer; `shared` is the length of the prefix cache."""
     model = engine.model
     names = everything_names(model, "attn.hook_pattern")
     if not engine.slow:
@@ -79,10 +69,7 @@ def transcript_scores(
 ) -> pd.DataFrame:
     """Score every head on one transcript: layer, head, TRANSCRIPT_SCORES and n_positions (of the first two).
 
-    Args:
-        patterns: of `candidate_patterns`.
-        query: their query.
-        copy: the positions of the record's copy of the action, as `copy_in_record` gives them.
+    `patterns` are those of `candidate_patterns`, `copy` is the place that `copy_in_record` gives.
 
     Raises:
         InputError: the copy has another length than the action or is not in the prompt; no action token has a match.

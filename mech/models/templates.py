@@ -83,11 +83,8 @@ def write_transcript(
 ) -> Written:
     """Messages through the tokenizer's template, in the first form that it takes, or as a plain transcript.
 
-    Args:
-        tokenizer: a transformers tokenizer; its beginning-of-sequence token opens the text where it adds one itself.
-        settings: further variables of the template.
-        messages: the transcript.
-        generation_prompt: whether the text ends with the opening of the assistant's turn.
+    `settings` are further variables of the template; with `generation_prompt`, the text ends with the opening of the
+    assistant's turn. Where the tokenizer adds a beginning-of-sequence token to plain text, the text begins with one.
 
     Raises:
         InputError: no messages, an unknown role, or a template that takes none of the forms.

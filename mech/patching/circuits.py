@@ -44,12 +44,7 @@ def token_effects(
 
     The effect on a metric that is linear in token log-probabilities is that metric of these.
 
-    Args:
-        engine: runs the model; with `engine.slow`, one hooked full forward a set.
-        without: a clean run that kept `mech.patching.patch.sweep_names(model)`.
-        with_it: a clean run of the same action that kept them too.
-        sets: any, also empty ones.
-        criterion: necessity, sufficiency or faithfulness.
+    Both runs are clean and kept `mech.patching.patch.sweep_names(model)`.
 
     Raises:
         InputError: an unknown criterion, the actions differ, a run is not clean, a head does not exist.

@@ -79,14 +79,7 @@ def direct_changes(
 ) -> dict[Head, TokenChanges]:
     """The change of the recipient's log p, token by token, when the direct output of one head is the donor's.
 
-    Args:
-        engine: its model unembeds; with `engine.slow`, one hooked full forward a head.
-        recipient: a clean run that kept `direct_names(model)`.
-        donor: a run of the same action that kept them too.
-        heads: which; None means all.
-
-    Returns:
-        Head → direct effect on each token; exactly 0 for a head whose z equals the donor's bit for bit.
+    Both runs kept `direct_names(model)`. Exactly 0 for a head whose z equals the donor's bit for bit; heads None: all.
 
     Raises:
         InputError: the actions differ, the recipient is not clean, a head does not exist, or a block of the model adds

@@ -61,13 +61,8 @@ def clean_gradients(
 ) -> dict[GradientSite, Float[Tensor, "layer pos width"]]:
     """Gradients by every layer's activation at the clean run: one forward and one backward of the action nodes.
 
-    Args:
-        model: the model, in eval mode.
-        query: a clean query.
-        prefix_cache: keys and values of its prompt without the last token.
-        resid_pre: its residual stream before block 0 at the action positions.
-        sites: by which activations.
-        first: the first token of the action that counts.
+    `prefix_cache` is of the query's prompt without the last token, `resid_pre` before block 0 at the action positions;
+    `first` is the first token of the action that counts.
 
     Raises:
         FloatingPointError: a logit or a gradient is not finite.
@@ -104,13 +99,7 @@ def shifted_gradients(
 
     Each run has a copy of the action nodes that enters at its own layer from the clean residual stream, as in a sweep.
 
-    Args:
-        model: the model, in eval mode.
-        query: a clean query.
-        prefix_cache: keys and values of its prompt without the last token.
-        resid_pre: its residual stream before every block at the action positions.
-        runs: in layer order.
-        first: the first token of the action that counts.
+    Arguments as `clean_gradients`, with `resid_pre` before every block, and the runs in layer order.
 
     Raises:
         ValueError: the runs are not in layer order.

@@ -91,16 +91,9 @@ def all_heads(model: Model) -> HeadSet:
 def patch_heads(
     engine: Engine, recipient: Run, donor: Run, heads: HeadSet | None = None
 ) -> dict[Head, Score]:
-    """Score the recipient's action with z of one head after another taken from the donor.
+    """Score the recipient's action with z of one head after another (None: of all) taken from the donor.
 
-    Args:
-        engine: runs the model; with `engine.slow`, one hooked full forward a head.
-        recipient: a clean run that kept `sweep_names(model)`.
-        donor: a run of the same action that kept them too.
-        heads: which; None means all.
-
-    Raises:
-        InputError: as `patch_parts`.
+    Both runs kept `sweep_names(model)`; results and errors as `patch_parts`.
     """
     model = engine.model
     chosen = (all_heads(model) if heads is None else heads).check(model.n_layers, model.n_heads)
@@ -196,17 +189,10 @@ def patch_layers(
     site: LayerSite = "mlp_out",
     layers: Sequence[int] | None = None,
 ) -> dict[int, Score]:
-    """Score the recipient's action with one layer's activation after another taken from the donor.
+    """Score the recipient's action with one layer's activation after another (None: of all) taken from the donor.
 
-    Args:
-        engine: runs the model; with `engine.slow`, one hooked full forward a layer.
-        recipient: a clean run that kept `layer_names(model)`.
-        donor: a run of the same action that kept them too.
-        site: "mlp_out" or "resid_pre".
-        layers: which; None means all. For resid_pre, n_layers is the residual stream after the last block.
-
-    Raises:
-        InputError: as `patch_parts`.
+    Both runs kept `layer_names(model)`. For resid_pre, layer n_layers is the residual stream after the last block.
+    Results and errors as `patch_parts`.
     """
     if site not in LAYER_SITES:
         raise InputError(f"'{site}' is not a site of a layer sweep: choose one of {', '.join(LAYER_SITES)}.")

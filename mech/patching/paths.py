@@ -104,9 +104,9 @@ def patch_keys(
     """Score the recipient's action with the receivers' keys at these positions replaced, seen by the receivers only.
 
     Args:
-        engine: runs the model; with `engine.slow`, by hooked full forwards.
+        engine: runs the model.
         recipient: a clean run that kept `hook_resid_pre`.
-        receivers: the query heads that see the keys, from the action positions.
+        receivers: query heads.
         keys: layer → [pos, kv_head, d_head], as `keys_without` gives them, for every layer of the receivers.
         positions: absolute positions of the keys, in the prompt before the first action position.
 

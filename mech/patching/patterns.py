@@ -52,11 +52,7 @@ def moved_patterns(
 ) -> list[Float[Tensor, "head pos seq"]]:
     """The donor's attention from the action positions, moved to the recipient's positions, layer by layer.
 
-    Args:
-        model: the model.
-        recipient: gives the positions.
-        donor: gives the attention; it kept `pattern_names(model)`.
-        columns: the corresponding positions; each position of the donor exactly once.
+    `columns` names each position of the donor exactly once; the donor kept `pattern_names(model)`.
 
     Raises:
         InputError: a position is named twice, does not exist, or one of the donor is left out (rows would no longer sum
@@ -82,17 +78,10 @@ def moved_patterns(
 def patch_patterns(
     engine: Engine, recipient: Run, donor: Run, columns: Columns, heads: HeadSet | None = None
 ) -> dict[Head, Score]:
-    """Score the recipient's action with the pattern of one head after another taken from the donor.
+    """Score the recipient's action with the pattern of one head after another (None: of all) taken from the donor.
 
-    Args:
-        engine: runs the model; with `engine.slow`, `hook_pattern` is replaced in one full forward a head.
-        recipient: a clean run that kept `pattern_names(model)`.
-        donor: a run of the same action that kept them too.
-        columns: as `moved_patterns`.
-        heads: which; None means all.
-
-    Returns:
-        Head → score. A head whose pattern equals the donor's bit for bit is not run: it has the recipient's own score.
+    Both runs kept `pattern_names(model)`. A head whose pattern equals the donor's bit for bit is not run: it has the
+    recipient's own score.
 
     Raises:
         InputError: as `moved_patterns`; the actions differ, the recipient is not clean, a head does not exist.
