@@ -40,13 +40,7 @@ class Limit(NamedTuple):
 
 
 def limits(network: Any, config: Any, learned: bool) -> list[Limit]:
-    """Every limit of a model, shortest first; none for most models.
-
-    Args:
-        network: the transformers model, wrapped or not.
-        config: the configuration of its text model.
-        learned: whether it has an embedding for each position.
-    """
+    """Every limit of a transformers model, shortest first; `learned`: it has an embedding for each position."""
     found = []
     if learned:
         n = int(config.max_position_embeddings)

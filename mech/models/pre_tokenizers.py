@@ -192,12 +192,7 @@ REFUSED: dict[str, str] = {
 
 
 def rules_for(pre: str | None, name: str, by_hand: bool = False) -> Rules:
-    """The rules of a pre-tokenizer's name.
-
-    Args:
-        pre: from the header of a GGUF file or the user, None where neither says.
-        name: of the file, for the sentence.
-        by_hand: the user gave it.
+    """The rules of a pre-tokenizer's name, from the header of the file `name` or (`by_hand`) from the user.
 
     Raises:
         InputError: no name, an unknown one, or one of REFUSED.

@@ -54,11 +54,7 @@ class RoleMeans:
     counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, z: Float[Tensor, "layer pos head d_head"], roles: Sequence[str]) -> None:
-        """Count in one run's positions.
-
-        Raises:
-            ValueError: there is not one role a position.
-        """
+        """Count in one run's positions; ValueError: there is not one role a position."""
         if z.shape[1] != len(roles):
             raise ValueError(f"{z.shape[1]} positions have {len(roles)} roles.")
         for role in dict.fromkeys(roles):
@@ -91,11 +87,6 @@ def random_direction(
     """A norm-matched control: z moved as far as a replacement moves it, per head and position, in a random direction.
 
     z_random = z + ‖z_replacement − z‖ · u,    u uniform on the unit sphere of [d_head], one a head and position
-
-    Args:
-        z_recipient: z as it is.
-        z_replacement: what takes its place, of a shape that broadcasts to it.
-        rng: gives the directions (standard normal, normalised).
     """
     wide = z_recipient.double()
     length = torch.linalg.vector_norm(z_replacement.double() - wide, dim=-1, keepdim=True)

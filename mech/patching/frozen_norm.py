@@ -97,11 +97,8 @@ def require_additive(
 ) -> None:
     """Raise InputError unless each block adds the outputs of its heads and its MLP, and nothing else.
 
-    Args:
-        model: the model.
-        resid: the residual stream before each block and after the last, n_layers + 1 times [pos, d_model].
-        z: of every layer, from the same run.
-        mlp: `hook_mlp_out` of every layer, [pos, d_model].
+    All from one run: `resid` before each block and after the last, n_layers + 1 times [pos, d_model]; `mlp`, the MLP
+    output of each layer, [pos, d_model].
     """
     for layer in range(model.n_layers):
         summed = resid[layer] + attention_output(model, layer, z[layer]) + mlp[layer]
@@ -117,12 +114,7 @@ def hold_scale(model: Model, name: str, scale: Tensor, rows: Tensor) -> list[tup
     """Hooks that freeze a norm's scale at these positions in a full forward: the slow path of `FrozenNorm`.
 
     The norm runs, and its output without the bias is multiplied by its own scale over the frozen one.
-
-    Args:
-        model: the model.
-        name: the norm, such as "ln_final" or "blocks.3.ln1_post".
-        scale: [pos, 1], the divisor of its input.
-        rows: the positions.
+    `name` is such as "ln_final" or "blocks.3.ln1_post"; `scale` [pos, 1] divides its input.
     """
     live: dict[str, Tensor] = {}
     norm: Any = model.bridge.get_submodule(name)

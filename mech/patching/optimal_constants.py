@@ -70,13 +70,8 @@ def fit_constants(
 ) -> Fit:
     """Fit the constants of a set of heads.
 
-    Args:
-        engine: runs the model.
-        questions: clean queries; those of one list have one prompt.
-        heads: the set.
-        mean: the starting point.
-        steps: of Adam.
-        runs: `clean_runs` of these questions; None runs them now.
+    The questions are clean queries; those of one list have one prompt. Adam starts at `mean`; `runs` are the
+    `clean_runs` of the questions, None runs them now.
 
     Raises:
         InputError: no questions, one under an intervention, or a head does not exist.
