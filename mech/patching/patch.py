@@ -38,7 +38,7 @@ from mech.engine.sweep import require_clean, score_edits, score_interventions, s
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.interventions.edits import HEAD_SITES, HOOKS, Edit, Site, Where, hook_name
-from mech.interventions.hooks import EditLocation, edit_hooks, hooked
+from mech.interventions.hooks import EditLocation, HookFunction, edit_hooks, hooked
 from mech.interventions.intervention import Intervention, replace_heads
 from mech.interventions.sites import KV_SITES, kv_head_of
 from mech.models.model import Model
@@ -201,6 +201,17 @@ def patch_layers(
     return {part.layer: score for part, score in scores.items()}
 
 
+def overwrite(name: str, place: tuple[Any, ...], values: Tensor) -> tuple[str, HookFunction]:
+    """A hook of this name that replaces a part of the activation, given as an index, by values."""
+
+    def function(activation: Tensor, hook: Any) -> Tensor:
+        edited = activation.clone()
+        edited[place] = values.to(activation)
+        return edited
+
+    return name, function
+
+
 def _score_final_resid(engine: Engine, recipient: Run, resid: Tensor) -> Score:
     """The recipient's action read off another final residual stream [pos, d_model]: no block is run."""
     model, query = engine.model, recipient.query
@@ -208,12 +219,8 @@ def _score_final_resid(engine: Engine, recipient: Run, resid: Tensor) -> Score:
         [score] = packed.read_scores(model, resid[None], [range(len(query.action))], [query.action])
         return score
 
-    def replace(activation: Tensor, hook: Any) -> Tensor:
-        edited = activation.clone()
-        edited[0, query.candidate.start :] = resid
-        return edited
-
-    with hooked(model, [(final_name(model), replace)], fires=1):
+    rows = slice(query.candidate.start, None)
+    with hooked(model, [overwrite(final_name(model), (0, rows), resid)], fires=1):
         [score] = reference.score(model, [query])
     engine.forwards.ran += 1
     return score

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -39,6 +38,7 @@ from mech.interventions.intervention import Edit, Intervention
 from mech.interventions.sites import kv_head_of
 from mech.models.model import Model
 from mech.patching.frozen_norm import head_outputs
+from mech.patching.patch import overwrite
 
 Keys = dict[int, Tensor]
 """Layer → keys [pos, kv_head, d_head] as `hook_k` has them: before the key norm and the rotary embedding."""
@@ -218,7 +218,8 @@ def _packed(
             arguments = block_arguments(model, place, RowCache(other, prefix_cache.values))
             with hooked(model, capture_hooks(model, [name], scores.__setitem__), fires=1):
                 run_block(model, layer, row, arguments[layer])
-            hooks = [(name, _overwrite(receiving[layer], slice(None), scores[name][0, receiving[layer]]))]
+            own = receiving[layer]
+            hooks = [overwrite(name, (0, own), scores[name][0, own])]
         arguments = block_arguments(model, place, RowCache(prefix_cache.keys, prefix_cache.values))
         with hooked(model, hooks, fires=1):
             row = run_block(model, layer, row, arguments[layer])
@@ -241,19 +242,8 @@ def _slowly(
         scores: dict[str, Tensor] = {}
         with hooked(model, [*hooks, *capture_hooks(model, [name], scores.__setitem__)], fires=1):
             reference.full_forward(model, replace(query, intervention=Intervention(edits)))
-        hooks.append((name, _overwrite(heads, rows, scores[name][0, heads, rows])))
+        hooks.append(overwrite(name, (0, heads, rows), scores[name][0, heads, rows]))
     with hooked(model, hooks, fires=1):
         [score] = reference.score(model, [query])
     engine.forwards.ran += len(hooks) + 1
     return score
-
-
-def _overwrite(heads: Sequence[int], rows: slice, scores: Tensor) -> HookFunction:
-    """A hook that gives these query heads other attention scores [head, row, src_pos] in these rows."""
-
-    def function(activation: Tensor, hook: Any) -> Tensor:
-        edited = activation.clone()
-        edited[0, list(heads), rows] = scores
-        return edited
-
-    return function

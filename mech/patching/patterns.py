@@ -15,7 +15,6 @@ replaced in one packed row. `engine.slow` does both by a hook on `hook_pattern` 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import einops
 import torch
@@ -36,7 +35,7 @@ from mech.interventions.intervention import Edit
 from mech.interventions.site_check import require_causal
 from mech.interventions.sites import kv_head_of
 from mech.models.model import Model
-from mech.patching.patch import all_heads, require_pair
+from mech.patching.patch import all_heads, overwrite, require_pair
 
 Columns = Sequence[tuple[int, int]]
 """(donor position, recipient position) pairs: attention to the first moves to the second."""
@@ -170,10 +169,4 @@ def _replace(
 ) -> tuple[str, HookFunction]:
     """A hook that gives these query heads another pattern in these rows."""
     index = list(heads)
-
-    def function(activation: Tensor, hook: Any) -> Tensor:
-        edited = activation.clone()
-        edited[0, index, rows] = patterns[layer][index].to(activation)
-        return edited
-
-    return hook_name("pattern", layer), function
+    return overwrite(hook_name("pattern", layer), (0, index, rows), patterns[layer][index])
