@@ -79,7 +79,7 @@ def decompose(engine: Engine, items: Sequence[Item], wording: Wording | None = N
         wording: how a failure is written; None takes the default wording.
 
     Raises:
-        InputError: no items, an id stands twice, or a template that refuses the transcript.
+        InputError: no items, an id occurs twice, or a template that refuses the transcript.
         FloatingPointError: a logit is not finite.
     """
     if not items:

@@ -95,7 +95,7 @@ def carried(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> 
         the mean |delta| is too small to divide by.
 
     Raises:
-        InputError: a column or number is missing, a row stands twice, a set lacks an item.
+        InputError: a column or number is missing, a row occurs twice, a set lacks an item.
     """
     require(rows, _ROW, [*_PAIR, "metric", "item_id", "method", "set"])
     lines = []
@@ -199,7 +199,7 @@ def off_target(rows: pd.DataFrame, delta: float, rng_for: RngFactory, n_draws: i
         The columns of OFF_TARGET: means over items, and the mean paired change with its interval.
 
     Raises:
-        InputError: a column or number is missing, a row stands twice, or delta is not above 0.
+        InputError: a column or number is missing, a row occurs twice, or delta is not above 0.
     """
     require(rows, _OFF, [*_PAIR, "item_id", "method", "set", "quantity"])
     if not delta > 0:

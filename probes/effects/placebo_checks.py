@@ -128,7 +128,7 @@ def placebo_table(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAW
         InputError: a part or value is missing, or an item has it twice.
     """
     if rows.duplicated(["part", "item_id", "name"]).any():
-        raise InputError("A placebo's value stands twice for an item.")
+        raise InputError("A placebo's value occurs twice for an item.")
     parts = {
         str(part): group.pivot(index="item_id", columns="name", values="value").sort_index()
         for part, group in rows.groupby("part")

@@ -89,7 +89,7 @@ def load_items(path: str | os.PathLike[str]) -> list[Item]:
 
     Raises InputError that lists every fault of the file with its line and item: a torn or malformed line, missing
     and unknown fields, values of the wrong type, blank texts, characters that UTF-8 lacks, numbers that are not finite,
-    a field or an id that stands twice, prefixes of two lengths, and a reference action or distractor that is a× (or
+    a field or an id that occurs twice, prefixes of two lengths, and a reference action or distractor that is a× (or
     one another). Also when the file cannot be read or holds no item.
     """
     raw = read_bytes(path, "item file")

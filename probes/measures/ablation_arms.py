@@ -94,7 +94,7 @@ def arm_contrasts(
         the measure under both. `removed` is NaN where the mean it is a share of is below `MIN_DELTA` (absolute).
 
     Raises:
-        InputError: a column or number is missing, or a value stands twice.
+        InputError: a column or number is missing, or a value occurs twice.
     """
     require(measures, _KEYS, ["model", "env", "item_id", "measure", "ablation"])
     order = [UNABLATED, *(label for label in labels if label != UNABLATED)]

@@ -63,7 +63,7 @@ def breakdown(
         at least `MIN_ITEMS` items. Levels are text.
 
     Raises:
-        InputError: a column is missing, a value or an item stands twice, or a measured item has no attributes.
+        InputError: a column is missing, a value or an item occurs twice, or a measured item has no attributes.
     """
     lines = []
     for key, cell in _cells(measures, attributes, measures_wanted):

@@ -58,7 +58,7 @@ def decomposition_table(measures: pd.DataFrame, rng_for: RngFactory, n_draws: in
         `MIN_DELTA` (absolute) is NaN, and so is an infinite median.
 
     Raises:
-        InputError: a column or number is missing, or a value stands twice.
+        InputError: a column or number is missing, or a value occurs twice.
     """
     require(measures, _MEASURED, ["model", "env", "item_id", "measure"])
     lines = []

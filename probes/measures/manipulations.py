@@ -51,7 +51,7 @@ def manipulations(
         The columns of `MANIPULATIONS`, by model, env and condition. G is NaN where an item lacks `G_X`.
 
     Raises:
-        InputError: a column or number is missing, a value stands twice, or delta is not above zero.
+        InputError: a column or number is missing, a value occurs twice, or delta is not above zero.
     """
     require(measures, _MEASURED, ["model", "env", "item_id", "measure"])
     if not delta > 0:

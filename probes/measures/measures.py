@@ -255,7 +255,7 @@ def measure(rows: pd.DataFrame) -> pd.DataFrame:
         by draw), also n_draws and draw_sd, empty for what was not drawn.
 
     Raises:
-        InputError: a column or a key is missing, a score stands twice, a log-probability is positive
+        InputError: a column or a key is missing, a score occurs twice, a log-probability is positive
             or not finite, or an item's failed action has two lengths.
         RuntimeError: one of IDENTITIES fails on an item.
     """

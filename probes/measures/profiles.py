@@ -81,7 +81,7 @@ def profiles(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) ->
         items that have one.
 
     Raises:
-        InputError: a column or value is missing, a row stands twice, an item has two tokenisations of an action, or
+        InputError: a column or value is missing, a row occurs twice, an item has two tokenisations of an action, or
             not one log-probability per token.
         RuntimeError: the levels do not sum to the measure, or −G = copy + sem fails in one.
     """

@@ -74,7 +74,7 @@ def rates(rollouts: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -
         without, n_chance those with a value that had a chance to repeat (a failure with a free step after it).
 
     Raises:
-        InputError: a rollout stands twice, or an arm goes by two harnesses or changes.
+        InputError: a rollout occurs twice, or an arm goes by two harnesses or changes.
     """
     _check(rollouts)
     lines = []
@@ -326,7 +326,7 @@ def _check(rollouts: pd.DataFrame) -> None:
     if doubled.any():
         first = rollouts.loc[doubled, list(ROLLOUT)].iloc[0]
         raise InputError(
-            f"A rollout stands twice: {', '.join(f'{name} {key}' for name, key in first.items())}."
+            f"A rollout occurs twice: {', '.join(f'{name} {key}' for name, key in first.items())}."
         )
     arms = rollouts[[*_CELL, *_ARM]].drop_duplicates()
     for once in ([*_CELL, "arm"], [*_CELL, "harness", "change"]):

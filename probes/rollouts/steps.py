@@ -71,7 +71,7 @@ def per_step(steps: pd.DataFrame, similarity: float = repeats.SIMILARITY) -> pd.
 
     Raises:
         InputError: a column or value is missing, a kind or an end is unknown, or a rollout is not whole: a step is
-            missing or stands twice, or the last one is not marked.
+            missing or occurs twice, or the last one is not marked.
     """
     parts = [_marked(rollout, similarity) for rollout in _rollouts(steps)]
     return pd.concat(parts, ignore_index=True) if parts else _marked(steps, similarity)
@@ -127,7 +127,7 @@ def _rollouts(steps: pd.DataFrame) -> Iterator[pd.DataFrame]:
         name = ", ".join(f"{column} {value}" for column, value in zip(ROLLOUT, key, strict=True))
         ordered = rollout.sort_values("index")
         if ordered["index"].tolist() != list(range(len(ordered))):
-            raise InputError(f"A step is missing or stands twice in the rollout of {name}.")
+            raise InputError(f"A step is missing or occurs twice in the rollout of {name}.")
         last = ordered["last"].tolist()
         if last != [False] * (len(last) - 1) + [True]:
             raise InputError(f"The rollout of {name} does not end with its last step: finish the run first.")

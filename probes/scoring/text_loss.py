@@ -1,7 +1,7 @@
 """What an intervention costs where no failed call is repeated: losses on texts and tokens that no task has.
 
     prose           plain English passages, written for this project: nothing in them repeats
-    code            plain Python passages, written for this project: no call stands twice
+    code            plain Python passages, written for this project: no call occurs twice
     random_first    a sequence of random tokens, met for the first time
     random_repeat   the same tokens met again: the copying that induction heads are for, and no task
 

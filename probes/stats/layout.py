@@ -120,7 +120,7 @@ def check_rows(rows: pd.DataFrame, keys: list[str]) -> None:
         )
     doubled = rows.duplicated([column for column in needed if column != "task_id"])
     if doubled.any():
-        raise InputError(f"Score row {_first(rows, doubled)} stands twice.")
+        raise InputError(f"Score row {_first(rows, doubled)} occurs twice.")
     items = [column for column in keys if column not in ("task_id", "ablation", "draw")]
     tasks = rows.groupby(items)["task_id"].nunique()
     if (tasks > 1).any():

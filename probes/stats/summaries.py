@@ -28,7 +28,7 @@ def check_summary(table: pd.DataFrame, what: str, more_keys: Sequence[str] = ())
 
     Raises:
         InputError: a column is missing, a key, a mean or a count is empty, a number is not one (or infinite), or a
-            line stands twice.
+            line occurs twice.
     """
     keys, columns = [*KEYS, *more_keys], [*KEYS, *more_keys, *NUMBERS]
     missing = [column for column in columns if column not in table.columns]
