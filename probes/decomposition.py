@@ -54,7 +54,7 @@ class Decomposition(Result):
         lines = []
         for name in PARTS:
             found = cluster_bootstrap(self.items[name], self.items["task_id"], rng)
-            lines.append((name, found.mean, found.lo, found.hi, found.p, found.n, found.n_clusters))
+            lines.append((name, *found.cells, found.p, *found.counts))
         return pd.DataFrame(lines, columns=["measure", "mean", "ci_lo", "ci_hi", "p", "n", "n_clusters"])
 
     def plot(self, ax: Any = None) -> Any:

@@ -37,7 +37,7 @@ from mech.heads import Head, HeadSet
 from mech.patching.attribution import Attribution, attribute
 from mech.patching.gradients import SITES
 from mech.patching.patch import direction_sign
-from probes.effects.agreement import AGREED_WITH, UNITS, Target, reliability_name
+from probes.effects.agreement import AGREED_WITH, TOP, UNITS, Target, reliability_name
 from probes.scoring.contrast import Contrast
 from probes.scoring.metric_sums import DIVERGING, FAILED
 from probes.stats.bootstrap import (
@@ -79,7 +79,6 @@ MISSES = (
     *("site", "direction", "screen", "quantity", "k", "mean", "ci_lo", "ci_hi", "worst"),
     *("n", "n_clusters"),
 )
-TOP = (4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -245,7 +244,7 @@ def false_negatives(rows: pd.DataFrame, k: int, screen: int) -> pd.DataFrame:
     Args:
         rows: as `screen_agreement`.
         k: how many units of largest exact effect are looked for.
-        screen: how many units of largest estimate are kept.
+        screen: how many units of largest estimate a screen takes.
 
     Returns:
         The columns of NEGATIVES, ranks from 1; item_id is empty in the scope pooled, whose effects are means over

@@ -6,7 +6,7 @@ With c_h and s_h the mean effect (nats) of head h on the one difference and on t
                    of c and s, as `probes.stats.ranks` defines them; the top k make the repeat likelier, largest first
     reliability    of one difference: its tasks are split in disjoint halves at random and the halves' mean effects
                    correlated (Spearman; `_within_layer`; `_recall` among the top k), mean over splits; near 0 its heads
-                   cannot be told from noise, and no overlap means much
+                   cannot be distinguished from noise, and no overlap means much
     across_halves  c of one half of the tasks with s of the other, mean over splits: an overlap that owes nothing to the
                    items (and their noise) that both differences share through `neut`
     beyond_zero    of one difference: share of heads whose 95 % interval leaves 0 out; by chance alone about 0.05
@@ -27,7 +27,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from mech.errors import InputError
-from probes.effects.agreement import AGREED_WITH, Target, reliability_name
+from probes.effects.agreement import AGREED_WITH, TOP, Target, reliability_name
 from probes.stats.bootstrap import (
     N_DRAWS,
     RngFactory,
@@ -44,7 +44,6 @@ OVERLAP = (
     *("direction", "statistic", "of", "k", "estimate", "ci_lo", "ci_hi", "chance", "n", "n_clusters"),
     *AGREED_WITH,
 )
-TOP = (4, 8, 16, 32)
 BY_CHANCE = 0.05  # intervals of 95 %
 
 _HEAD = ["layer", "head"]

@@ -394,7 +394,7 @@ def _bounded(
     bounds: tuple[float, float],
     level: float,
 ) -> tuple[float, float]:
-    """Ends of the t-interval of the clusters and one more at each bound, cut at the bounds; it holds the estimate."""
+    """Ends of the t-interval of the clusters and one more at each bound, cut at the bounds; the estimate is inside."""
     size = sizes.mean()
     tops, padded = np.append(tops, np.multiply(bounds, size)), np.append(sizes, (size, size))
     middle = tops.sum() / padded.sum()
@@ -489,8 +489,7 @@ def summarise(measures: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAW
         bounds = None if tested else RATE
         found = cluster_bootstrap(group["value"], group["task_id"], rng, n_draws, bounds=bounds)
         p = found.p if tested else math.nan
-        counts = (found.n, found.n_clusters, found.deff)
-        lines.append((*key, found.mean, found.lo, found.hi, *counts, p, math.nan, 0))
+        lines.append((*key, *found.cells, *found.counts, found.deff, p, math.nan, 0))
     return corrected(pd.DataFrame(lines, columns=list(SUMMARY)), "headline")
 
 

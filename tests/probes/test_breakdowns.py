@@ -138,7 +138,11 @@ def test_score_rows_give_one_line_an_item() -> None:
 @pytest.mark.parametrize(
     ("measures", "attributes", "sentence"),
     [
-        (_measures(), _attributes().drop(columns=["operator", "step_index"]), "lack operator, step_index"),
+        (
+            _measures(),
+            _attributes().drop(columns=["operator", "step_index"]),
+            "lack the columns operator, step_index",
+        ),
         (_measures(), _attributes().iloc[1:], "Item a is measured and has no attributes"),
         (_measures(), pd.concat([_attributes(), _attributes().iloc[:1]]), "occurs twice: env e, item_id a"),
         (pd.concat([_measures(), _measures()]), _attributes(), "occurs twice"),
