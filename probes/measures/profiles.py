@@ -104,7 +104,7 @@ def profiles(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) ->
                 scored = [(item.task_id, one[measure]) for item, one in sums if measure in one]
                 if not scored:
                     continue
-                tasks, values = zip(*scored, strict=True)
+                tasks, values = [task for task, _ in scored], [value for _, value in scored]
                 rng = rng_for(f"profile/{model}/{env}/{measure}/{axis}")
                 for name, one in zip(
                     names, cluster_means(np.stack(values), tasks, rng, n_draws), strict=True
