@@ -21,8 +21,8 @@ from figures.load import DIFFERENCES, DIRECTIONS, MissingTable, of_metric, read_
 TITLES = {"denoise": "Denoising (sufficiency)", "noise": "Noising (necessity)"}
 _LOOKS = {
     "": ("not told from 0 (Holm over heads)", style.OTHER, "o", 9),
-    "carries": ("carries Δcopy", style.SELECTED, "D", 20),
-    "holds back": ("holds copying back", style.SEM, "v", 24),
+    "copying": ("copying: direct effect above 0", style.SELECTED, "D", 20),
+    "suppression": ("suppression: direct effect below 0", style.SEM, "v", 24),
 }
 _N_LABELS = 7
 

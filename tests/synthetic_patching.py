@@ -87,7 +87,7 @@ def _direct(rng: np.random.Generator) -> pd.DataFrame:
         table = table.assign(
             **{f"{name}_lo": share - 0.01, f"{name}_hi": share + 0.01, f"{name}_nats": share}
         )
-    role = np.where(table["direct_lo"] > 0, "carries", np.where(table["direct_hi"] < 0, "holds back", ""))
+    role = np.where(table["direct_lo"] > 0, "copying", np.where(table["direct_hi"] < 0, "suppression", ""))
     p = np.where(role == "", 0.5, 1e-5)
     cells = {
         "role": role,

@@ -38,7 +38,7 @@ from experiments.run.tables import frame_text
 from mech.errors import InputError
 from probes.measures.ablation_arms import by_arm, labelled
 from probes.measures.scaling import fit_scaling, scaling_table
-from probes.stats.bootstrap import corrected
+from probes.stats.families import corrected
 from probes.stats.summaries import check_summary
 
 SHOWN = ("G", "copy", "sem", "p_repeat_fail")
@@ -83,7 +83,9 @@ def run(config: ScalingConfig) -> Report:
         fits = by_arm(table, no_streams, lambda some, _: fit_scaling(some))
         folder.write_table("scaling", table)
         folder.write_table("scaling_fit", fits)
-        folder.write_table("summary", by_arm(summary, no_streams, lambda some, _: corrected(some)))
+        folder.write_table(
+            "summary", by_arm(summary, no_streams, lambda some, _: corrected(some, "headline"))
+        )
         if any(has_arms(out / folders[name]) for name in names):
             folder.write_table("arms", arms_of_models([out / folders[name] for name in names]))
         folder.finish({"models": identities})

@@ -29,10 +29,10 @@ from mech.patching.attribution import attribute
 from mech.patching.circuits import CRITERIA as KINDS
 from mech.patching.circuits import Criterion as Kind
 from mech.patching.circuits import token_effects
-from probes.effects.circuit import Scored, metric_values, needed, pooled
+from probes.effects.circuit import pooled
 from probes.effects.circuit_search import Value
 from probes.items.item import Item, item_line
-from probes.scoring.contrast import Contrast, contrast_of
+from probes.scoring.contrast import Contrast, Scored, contrast_of, metric_values, needed
 from probes.scoring.score import run_decision_point
 
 RUNS_HELD = 24

@@ -290,7 +290,7 @@ CIRCUIT_CURVE = ("method", "test_set", "metric", "k", "share", "ci_lo", "ci_hi",
 CIRCUIT_RANKING = ("layer", "head", "prefix_matching", "estimate", "n_methods", "selected")
 
 # One head, or (without head) one layer's MLP: total, direct and indirect effect (`direct`). role by its direct
-# effect: carries, holds back, or empty.
+# effect: copying, suppression, or empty.
 DIRECT = (
     *("metric", "direction", "kind", "layer", "head", "total_share", "total_lo", "total_hi", "total_nats"),
     *("direct_share", "direct_lo", "direct_hi", "direct_nats"),

@@ -1,4 +1,4 @@
-"""What head sets carry of a difference of two conditions, by several methods, each beside controls of several kinds.
+"""The share of a difference of two conditions that head sets explain, by several methods, beside controls.
 
     method     what is changed at the action positions               effect (nats)                      direction
     noise      TO, z of the set from FROM                               L(TO) − L(patched)                 necessity
@@ -12,11 +12,12 @@
     share      Σ effects / Σ Δ over items, both in one metric: a ratio of means
     excess     share of the set − mean share of its controls, item by item before it is summed; its p:
                `probes.stats.bootstrap`
-    percentile of 100 controls, how many carry less than the set;  p = (b + 1) / (m + 1), b of m carry as much or more
-    draw_sd    resample: SD over draws of the share that one draw of every item gives; an item's effect is the mean over
-               draws in an order of donors of its own: the interval over items holds the variance of the draws, not
-               that of the reference set which all are from. Controls take fewer draws: excess, percentile and p compare
-               them with the selected set under the same first draws
+    percentile of 100 controls, how many have a smaller share than the set
+    p          (b + 1) / (m + 1), b of m controls having a share as large or larger
+    draw_sd    resample: SD over draws of the share that one draw of every item gives. An item's effect is the mean over
+               draws in an order of donors of its own: the interval over items includes the variance of the draws, and
+               not that of the reference set from which all donors are drawn. Controls take fewer draws: excess,
+               percentile and p compare them with the selected set under the same first draws
 
 Controls of kind random, norm, damage and direction are drawn: their mean, extremes, p and percentile. Of
 previous_token, sink and complement there is one set: its share (control_mean) with its interval (control_lo,
@@ -79,7 +80,7 @@ _OFF = ("env", *_PAIR, "item_id", "task_id", "method", "set", "k", "quantity", "
 
 
 def carried(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> pd.DataFrame:
-    """The share that each selected set carries by each method, beside its controls of each kind.
+    """The share of each selected set by each method, beside its controls of each kind.
 
     Args:
         rows: env, from, to, metric, item_id, task_id, method, set, kind (selected, or a kind of control), k,
@@ -95,7 +96,7 @@ def carried(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> 
         the mean |delta| is too small to divide by.
 
     Raises:
-        InputError: a column or number is missing, a row stands twice, a set lacks an item.
+        InputError: a column or number is missing, a row occurs twice, a set lacks an item.
     """
     require(rows, _ROW, [*_PAIR, "metric", "item_id", "method", "set"])
     lines = []
@@ -139,7 +140,7 @@ def _of_method(
     rng: np.random.Generator,
     n_draws: int,
 ) -> list[tuple[object, ...]]:
-    """One method in one environment: the cells behind `direction`, all from the same bootstrap draws."""
+    """One method in one environment: the cells after `direction`, all from the same bootstrap draws."""
     delta = items["delta"].to_numpy(float)
     small = abs(float(delta.mean())) < MIN_DELTA
     selected = [column for column in effects.columns if column[0] == "selected"]
@@ -172,7 +173,7 @@ def _of_method(
         lines.append(
             (label, k, *_cells(share, small), float(effects[column].mean()), kind, *cells)
             + (*_cells(excess, undefined), math.nan if undefined else excess.p)
-            + (n_of, math.nan if small else sd, share.n, share.n_clusters)
+            + (n_of, math.nan if small else sd, *share.counts)
         )
     return lines
 
@@ -183,7 +184,7 @@ def _controls(effects: pd.DataFrame, kind: str, column: tuple[str, str, int]) ->
 
 
 def _cells(share: Interval, undefined: bool) -> tuple[float, float, float]:
-    return (math.nan,) * 3 if undefined else (share.mean, share.lo, share.hi)
+    return (math.nan,) * 3 if undefined else share.cells
 
 
 def off_target(rows: pd.DataFrame, delta: float, rng_for: RngFactory, n_draws: int = N_DRAWS) -> pd.DataFrame:
@@ -191,7 +192,7 @@ def off_target(rows: pd.DataFrame, delta: float, rng_for: RngFactory, n_draws: i
 
     Args:
         rows: env, from, to, item_id, task_id, method, set, k, quantity (reference | sem), whole and under (nats).
-        delta: nats; a change whose whole interval lies inside ±delta counts as none.
+        delta: nats; a change whose interval lies inside ±delta counts as none.
         rng_for: gives the streams `off target/ENV/FROM>TO/METHOD/SET/QUANTITY`.
         n_draws: bootstrap draws.
 
@@ -199,7 +200,7 @@ def off_target(rows: pd.DataFrame, delta: float, rng_for: RngFactory, n_draws: i
         The columns of OFF_TARGET: means over items, and the mean paired change with its interval.
 
     Raises:
-        InputError: a column or number is missing, a row stands twice, or delta is not above 0.
+        InputError: a column or number is missing, a row occurs twice, or delta is not above 0.
     """
     require(rows, _OFF, [*_PAIR, "item_id", "method", "set", "quantity"])
     if not delta > 0:
@@ -213,6 +214,6 @@ def off_target(rows: pd.DataFrame, delta: float, rng_for: RngFactory, n_draws: i
         means = (float(group["whole"].mean()), float(group["under"].mean()))
         lines.append(
             (env, low, high, method, label, int(group["k"].iloc[0]), quantity, *means)
-            + (found.mean, found.lo, found.hi, delta, equivalent(found, delta), found.n, found.n_clusters)
+            + (*found.cells, delta, equivalent(found, delta), *found.counts)
         )
     return pd.DataFrame(lines, columns=list(OFF_TARGET))

@@ -1,6 +1,6 @@
 """Rows of `backfire joint` as the effects that `probes.effects.joint` reads: every metric of every set, pair by pair.
 
-A row holds the sums (`probes.scoring.metric_sums`) of one item under one method: clean (`whole`), and under every set
+A row has the sums (`probes.scoring.metric_sums`) of one item under one method: clean (`whole`), and under every set
 (`under`; the mean over draws where `draws` has them). An effect is linear in them, and so is every metric: the effect
 on a metric is the metric of the effects on the sums.
 """
@@ -36,7 +36,7 @@ _LABEL = re.compile(r"top(\d+)(?:/([a-z_]+?)\d*)?")
 
 
 def kind_and_size(label: str) -> tuple[str, int]:
-    """What a set is (selected, or a kind of control) and how many heads it has or stands for: `top16/random3`.
+    """Kind (selected, or one of control) and k of a set by its label `top16/random3`; a control has the k of its set.
 
     Raises:
         InputError: the label is no such word.

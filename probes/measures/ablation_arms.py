@@ -1,11 +1,10 @@
 """Ablation arms: every table of an arm by itself, and every measure of an arm against the unablated model, paired.
 
-Where an arm is drawn anew (resample), an item's value is a mean over draws of its own, so that resampling items by
-cluster takes the variance between draws into the interval.
-
 An arm is one ablation (which heads, what takes the place of their z, where) under its label; the column `ablation`
-holds the label, "none" for the unablated model. Measures of two arms are of the same items, so their difference is
-taken item by item and the items are resampled by cluster:
+has the label, "none" for the unablated model. Measures of two arms are of the same items, so their difference is
+taken item by item and the items are resampled by cluster. Under resample ablation an item's value is a mean over
+draws of its own: the interval includes the variance between draws, and not that of the reference set from which all
+donors are drawn.
 
     difference = mean over items of m(arm) − m(against)
     removed    = 1 − Σ m(arm) / Σ m(against), a ratio of sums: the share of Δcopy (of G, …) that the ablation removes
@@ -34,7 +33,7 @@ ARMS = (
     *("difference", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm", "family_size", "family"),
     *("removed", "removed_lo", "removed_hi"),
 )
-AGAINST_WHOLE = "ablation arms"
+AGAINST_UNABLATED = "ablation arms"
 AMONG_ARMS = "arms against arms"
 ArmTable = Callable[[pd.DataFrame, RngFactory], pd.DataFrame]
 """Rows of one arm and its streams → a table."""
@@ -42,7 +41,7 @@ _KEYS = ("model", "env", "item_id", "task_id", "measure", "value", "ablation")
 
 
 def labelled(rows: pd.DataFrame) -> pd.DataFrame:
-    """The frame with the label of its arm in every row: what was written before there were arms has "none"."""
+    """The frame with the label of its arm in every row: rows without the column have "none"."""
     if "ablation" not in rows.columns:
         return rows.assign(ablation=UNABLATED)
     return rows.assign(ablation=rows["ablation"].fillna(UNABLATED))
@@ -61,7 +60,7 @@ def by_arm(
 
     Args:
         frame: labelled rows or measures.
-        rng_for: gives the unablated model's streams, and under LABEL behind their names those of an arm.
+        rng_for: gives the unablated model's streams, and those of an arm under NAME/LABEL.
         table: makes the table out of the rows of one arm (without the column) and its streams. Holm families are
             therefore of one arm.
         order: of the arms, where the frame has not theirs.
@@ -94,7 +93,7 @@ def arm_contrasts(
         the measure under both. `removed` is NaN where the mean it is a share of is below `MIN_DELTA` (absolute).
 
     Raises:
-        InputError: a column or number is missing, or a value stands twice.
+        InputError: a column or number is missing, or a value occurs twice.
     """
     require(measures, _KEYS, ["model", "env", "item_id", "measure", "ablation"])
     order = [UNABLATED, *(label for label in labels if label != UNABLATED)]
@@ -114,7 +113,7 @@ def arm_contrasts(
 def _contrast(
     key: tuple[str, str, str], pair: pd.DataFrame, rng_for: RngFactory, n_draws: int
 ) -> tuple[object, ...]:
-    """One line of `ARMS` behind its key: `pair` has the arm's values and those it is set against."""
+    """One line of `ARMS` after its key: `pair` has the arm's values and those it is set against."""
     label, against = map(str, pair.columns)
     here, there = (pair[name].to_numpy(float) for name in (label, against))
     tasks = pair.index.get_level_values("task_id")
@@ -125,7 +124,7 @@ def _contrast(
         [share] = cluster_ratios(
             (there - here)[:, None], there[:, None], tasks, rng_for(f"{name}/removed"), n_draws
         )
-        removed = (share.mean, share.lo, share.hi)
-    family = AGAINST_WHOLE if against == UNABLATED else AMONG_ARMS
-    interval = (found.mean, found.lo, found.hi, found.n, found.n_clusters, found.p, math.nan, 0)
+        removed = share.cells
+    family = AGAINST_UNABLATED if against == UNABLATED else AMONG_ARMS
+    interval = (*found.cells, *found.counts, found.p, math.nan, 0)
     return (float(np.mean(here)), float(np.mean(there)), *interval, family, *removed)

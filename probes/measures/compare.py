@@ -26,7 +26,7 @@ COMPARE = (
     *("difference", "overlap", "same_sign", "paper_excludes_zero"),
 )
 MORE = ("paper_model", "run")
-"""What `compare` adds behind these: the paper's name of the model, and the run a line of ours is from."""
+"""What `compare` adds after these: the paper's name of the model, and the run a line of ours is from."""
 
 _BOOLEANS = ("overlap", "same_sign", "paper_excludes_zero")
 

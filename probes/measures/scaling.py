@@ -1,4 +1,4 @@
-"""How G goes with the number of parameters: one table of many models, a line through it, and where it would be zero.
+"""G against the number of parameters: one table of many models, a line through it, and where it would be zero.
 
     G = intercept + slope · log10(parameters)      least squares, unweighted; slope in nats per decade
     crossing = 10 ^ (−intercept / slope)           the number of parameters at which the line reaches G = 0
@@ -20,6 +20,7 @@ import pandas as pd
 from scipy.stats import linregress
 
 from mech.errors import InputError
+from probes.stats.frame_checks import require_columns
 from probes.stats.summaries import check_summary
 
 SCALING = ("model", "n_parameters", "env", "measure", "mean", "ci_lo", "ci_hi", "n", "n_clusters")
@@ -90,9 +91,7 @@ def fit_scaling(table: pd.DataFrame, measure: str = "G") -> pd.DataFrame:
     Raises:
         InputError: a column is missing.
     """
-    missing = [column for column in SCALING if column not in table.columns]
-    if missing:
-        raise InputError(f"The scaling table lacks the columns {', '.join(missing)}.")
+    require_columns(table, SCALING, "The scaling table lacks")
     lines = []
     for env, models in table[table["measure"] == measure].groupby("env", sort=True):
         lines.append(_fit(str(env), ALL, models))
@@ -133,9 +132,8 @@ def leave_one_out(parameters: Sequence[float], means: Sequence[float]) -> list[f
     if len(parameters) < MIN_MODELS:
         raise InputError(f"Leaving one out takes {MIN_MODELS} models or more, not {len(parameters)}.")
     crossings = []
-    for left_out in range(len(parameters)):
-        kept = [index for index in range(len(parameters)) if index != left_out]
-        sizes, values = [parameters[i] for i in kept], [means[i] for i in kept]
+    for at in range(len(parameters)):
+        sizes, values = ([*numbers[:at], *numbers[at + 1 :]] for numbers in (parameters, means))
         crossings.append(fit_line(sizes, values).crossing if len(set(sizes)) > 1 else math.nan)
     return crossings
 

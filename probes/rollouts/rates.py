@@ -10,9 +10,8 @@ A measure that is undefined for a rollout (no failure: no repeat rate) leaves it
 Tests of paired differences are sign flips over tasks (several samples of a task are one), of which 0/1 measures make
 McNemar's test: a task on which both arms did the same (n_clusters − n_changed of them) tells nothing of a sign. A rate
 itself has an interval and no p: "the probability is zero" is no hypothesis. Shares, rates and their differences have
-bounded intervals, counts studentised ones. Families of Holm's correction:
-`probes.stats.families`; arms of random heads are no members, they are what a chosen set is compared with. Everything is
-within one model and environment.
+bounded intervals, counts studentised ones. Families of Holm's correction: `probes.stats.families`; arms of random heads
+are controls and no members. Everything is within one model and environment.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from mech.errors import InputError
 from probes.rollouts.steps import KEYS, ROLLOUT
 from probes.stats.bootstrap import N_DRAWS, RATE, RngFactory, cluster_bootstrap
 from probes.stats.families import ADDED, corrected
+from probes.stats.frame_checks import require_once
 
 RATES = (
     *("model", "env", "arm", "harness", "change", "metric"),
@@ -62,7 +62,7 @@ _ARM = ["arm", "harness", "change"]
 
 
 def rates(rollouts: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> pd.DataFrame:
-    """The mean of each measure of each arm; the share of readable calls first, since all else stands on it.
+    """The mean of each measure of each arm; the share of readable calls first, as all else depends on it.
 
     Args:
         rollouts: what `probes.rollouts.steps.per_rollout` returns.
@@ -74,7 +74,7 @@ def rates(rollouts: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -
         without, n_chance those with a value that had a chance to repeat (a failure with a free step after it).
 
     Raises:
-        InputError: a rollout stands twice, or an arm goes by two harnesses or changes.
+        InputError: a rollout occurs twice, or an arm goes by two harnesses or changes.
     """
     _check(rollouts)
     lines = []
@@ -85,13 +85,8 @@ def rates(rollouts: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -
                 rng = rng_for("/".join(("rollouts/rate", *map(str, cell), str(names[0]), metric)))
                 values = known[metric].astype(float)
                 found = cluster_bootstrap(values, known["task_id"], rng, n_draws, bounds=_range(metric, RATE))
-                counts = (
-                    found.n,
-                    found.n_clusters,
-                    len(rows) - len(known),
-                    int(known[_CHANCE].notna().sum()),
-                )
-                lines.append((*cell, *names, metric, found.mean, found.lo, found.hi, *counts))
+                counts = (*found.counts, len(rows) - len(known), int(known[_CHANCE].notna().sum()))
+                lines.append((*cell, *names, metric, *found.cells, *counts))
     return pd.DataFrame(lines, columns=list(RATES))
 
 
@@ -111,7 +106,7 @@ def contrasts(
         difference, n_changed the tasks on which the arms differ, n_chance the pairs in which both arms had a chance
         to repeat, n_undefined pairs in which a value is missing, n_unpaired rollouts of which only one of the two arms
         has the task and sample. p is NaN where it could not reach .05, and such a test is in no family; family_size is
-        how many tests the family holds, 0 for arms of random heads.
+        the number of tests of the family, 0 for arms of random heads.
 
     Raises:
         InputError: as `rates`, or a model and environment lack the baseline.
@@ -159,18 +154,13 @@ def controls(rollouts: pd.DataFrame) -> pd.DataFrame:
         baselines = {harness: arm for arm, (harness, change) in named.items() if change == "none"}
         for metric in metrics(rollouts):
             for arm, (harness, change) in named.items():
-                drawn = [
-                    one for one, pair in named.items() if pair[0] == harness and is_draw_of(pair[1], change)
-                ]
+                drawn = [one for one, (of, x) in named.items() if of == harness and is_draw_of(x, change)]
                 if not drawn or harness not in baselines:
                     continue
-                pairs = _paired(group, metric, (baselines[harness], arm, *drawn))
-                of = {
-                    one: _mean(pairs.values[one] - pairs.values[baselines[harness]]) for one in (arm, *drawn)
-                }
-                lines.append(
-                    (*cell, metric, arm, baselines[harness], *_among(of.pop(arm), [*of.values()], pairs))
-                )
+                baseline = baselines[harness]
+                pairs = _paired(group, metric, (baseline, arm, *drawn))
+                own, *others = (_mean(pairs.values[one] - pairs.values[baseline]) for one in (arm, *drawn))
+                lines.append((*cell, metric, arm, baseline, *_among(own, others, pairs)))
     return corrected(pd.DataFrame(lines, columns=_raw(CONTROLS)), "rollout controls")
 
 
@@ -279,16 +269,16 @@ class _Pairs:
 def _paired(group: pd.DataFrame, metric: str, arms: Sequence[str]) -> _Pairs:
     rows = group[group["arm"].isin(arms)]
     n_arms = rows.groupby(["task_id", "sample"])["arm"].transform("size")
-    whole = rows[n_arms == len(arms)]
+    shared = rows[n_arms == len(arms)]
     wide = {
-        name: whole.assign(value=whole[name].astype(float))
+        name: shared.assign(value=shared[name].astype(float))
         .pivot(index=["task_id", "sample"], columns="arm", values="value")
         .reindex(columns=list(arms))
         for name in {metric, _CHANCE}
     }
     known = wide[metric].dropna()
     chances = int(wide[_CHANCE].loc[known.index].notna().all(axis=1).sum())
-    return _Pairs(known, chances, len(wide[metric]) - len(known), len(rows) - len(whole))
+    return _Pairs(known, chances, len(wide[metric]) - len(known), len(rows) - len(shared))
 
 
 def _range(metric: str, bounds: tuple[float, float]) -> tuple[float, float] | None:
@@ -307,7 +297,7 @@ def _test(
     tasks = values.index.get_level_values("task_id")
     found = cluster_bootstrap(values, tasks, rng, n_draws, bounds=bounds)
     changed = int((values.groupby(tasks).sum().abs() > _TIE).sum())
-    counts = (found.n, found.n_clusters, changed, pairs.n_chance, pairs.n_undefined, pairs.n_unpaired)
+    counts = (*found.counts, changed, pairs.n_chance, pairs.n_undefined, pairs.n_unpaired)
     return (found.lo, found.hi, *counts, found.p)
 
 
@@ -322,12 +312,7 @@ def _mean(values: pd.Series) -> float:
 
 def _check(rollouts: pd.DataFrame) -> None:
     """Refuse rollouts that could only be paired wrongly."""
-    doubled = rollouts.duplicated(list(ROLLOUT))
-    if doubled.any():
-        first = rollouts.loc[doubled, list(ROLLOUT)].iloc[0]
-        raise InputError(
-            f"A rollout stands twice: {', '.join(f'{name} {key}' for name, key in first.items())}."
-        )
+    require_once(rollouts, ROLLOUT, "A rollout")
     arms = rollouts[[*_CELL, *_ARM]].drop_duplicates()
     for once in ([*_CELL, "arm"], [*_CELL, "harness", "change"]):
         twice = arms.duplicated(once)

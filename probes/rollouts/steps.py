@@ -1,6 +1,6 @@
 """From the steps of rollouts to measures of each step and of each rollout (repeats: `probes.rollouts.repeats`).
 
-Free steps are those the model wrote itself; a given step (a forced first failure) is history and nothing else. Of the
+Free steps are those the model wrote itself; a given step (a forced first failure) is not counted. Of the
 free steps of a rollout
 
     parseable_share        a readable call: kind ok, done or failed
@@ -20,10 +20,10 @@ free steps of a rollout
                            into the other
     recovered              solved, of rollouts with a failure; NaN where nothing failed
     demonstration_share    of the free steps, those that send a demonstration's own call; runtime_share: those whose
-                           text stands in what the runtime had written, numbers aside; NaN without the column `copies`
+                           text occurs in what the runtime had written, numbers aside; NaN without the column `copies`
 
 A rate over failures and a rate over chances answer different questions: a model that repeats once and then recovers has
-few failures to divide by, one that is solved early few chances; how a rollout ended stays beside them in `end`.
+few failures to divide by, one that is solved early few chances; `end` says how a rollout ended.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ import pandas as pd
 
 from mech.errors import InputError
 from probes.rollouts import repeats
+from probes.stats.frame_checks import require_columns, require_known
 
 ROLLOUT = ("model", "env", "arm", "task_id", "sample")
 """What one rollout is."""
@@ -70,8 +71,8 @@ def per_step(steps: pd.DataFrame, similarity: float = repeats.SIMILARITY) -> pd.
         except that they are never at risk.
 
     Raises:
-        InputError: a column or value is missing, a kind or an end is unknown, or a rollout is not whole: a step is
-            missing or stands twice, or the last one is not marked.
+        InputError: a column or value is missing, a kind or an end is unknown, or a rollout is incomplete: a step is
+            missing or occurs twice, or the last one is not marked.
     """
     parts = [_marked(rollout, similarity) for rollout in _rollouts(steps)]
     return pd.concat(parts, ignore_index=True) if parts else _marked(steps, similarity)
@@ -95,7 +96,7 @@ def per_rollout(
 
     Returns:
         The columns of ROLLOUTS, then same_action_error_N, same_observation_N and alternating_N with the thresholds as
-        N. Counts are of free steps; tokens are summed over them, n_prompt_tokens the whole context of every step.
+        N. Counts are of free steps; tokens are summed over them, n_prompt_tokens the full context of every step.
 
     Raises:
         InputError: as `per_step`, or a threshold is below 2.
@@ -121,13 +122,13 @@ def per_rollout(
 
 
 def _rollouts(steps: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Each rollout's steps in order, checked to be whole."""
+    """Each rollout's steps in order, checked to be complete."""
     _check(steps)
     for key, rollout in steps.groupby(list(ROLLOUT), sort=False):
         name = ", ".join(f"{column} {value}" for column, value in zip(ROLLOUT, key, strict=True))
         ordered = rollout.sort_values("index")
         if ordered["index"].tolist() != list(range(len(ordered))):
-            raise InputError(f"A step is missing or stands twice in the rollout of {name}.")
+            raise InputError(f"A step is missing or occurs twice in the rollout of {name}.")
         last = ordered["last"].tolist()
         if last != [False] * (len(last) - 1) + [True]:
             raise InputError(f"The rollout of {name} does not end with its last step: finish the run first.")
@@ -138,17 +139,12 @@ def _rollouts(steps: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 def _check(steps: pd.DataFrame) -> None:
     """Refuse rows that could only give wrong measures."""
-    missing = [column for column in _NEEDED if column not in steps.columns]
-    if missing:
-        raise InputError(f"The steps lack the columns {', '.join(missing)}.")
+    require_columns(steps, _NEEDED, "The steps lack")
     for column in _NEEDED:
         if column not in _MAY_BE_EMPTY and steps[column].isna().any():
             raise InputError(f"A step has no {column}.")
-    unknown = steps.loc[~steps["kind"].isin(repeats.STEP_KINDS), "kind"]
-    if len(unknown):
-        raise InputError(
-            f"'{unknown.iloc[0]}' is not a kind of step: it is one of {', '.join(repeats.STEP_KINDS)}."
-        )
+    kinds = repeats.STEP_KINDS
+    require_known(steps["kind"], kinds, "a kind of step", f"it is one of {', '.join(kinds)}")
 
 
 def _marked(rollout: pd.DataFrame, similarity: float) -> pd.DataFrame:

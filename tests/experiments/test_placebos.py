@@ -394,7 +394,7 @@ def test_one_task_shows_nothing_and_a_missing_part_is_named() -> None:
     assert not table.drop(index=patched)["passed"].any()
     with pytest.raises(InputError, match="lack 'run' of the part 'self'"):
         placebo_table(rows().query("name != 'run'"), lambda name: np.random.default_rng(0), 100)
-    with pytest.raises(InputError, match="stands twice"):
+    with pytest.raises(InputError, match="occurs twice"):
         placebo_table(pd.concat([rows(), rows().head(1)]), lambda name: np.random.default_rng(0), 100)
 
 

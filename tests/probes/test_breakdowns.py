@@ -138,10 +138,14 @@ def test_score_rows_give_one_line_an_item() -> None:
 @pytest.mark.parametrize(
     ("measures", "attributes", "sentence"),
     [
-        (_measures(), _attributes().drop(columns=["operator", "step_index"]), "lack operator, step_index"),
+        (
+            _measures(),
+            _attributes().drop(columns=["operator", "step_index"]),
+            "lack the columns operator, step_index",
+        ),
         (_measures(), _attributes().iloc[1:], "Item a is measured and has no attributes"),
-        (_measures(), pd.concat([_attributes(), _attributes().iloc[:1]]), "stands twice: env e, item_id a"),
-        (pd.concat([_measures(), _measures()]), _attributes(), "stands twice"),
+        (_measures(), pd.concat([_attributes(), _attributes().iloc[:1]]), "occurs twice: env e, item_id a"),
+        (pd.concat([_measures(), _measures()]), _attributes(), "occurs twice"),
         (_measures().assign(value=math.nan), _attributes(), "item a has no value"),
         (_measures().drop(columns="task_id"), _attributes(), "lack the columns task_id"),
     ],

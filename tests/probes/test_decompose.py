@@ -235,7 +235,7 @@ def test_ratios_and_signs_know_neither_order_nor_unit(order: list[int], factor: 
 
 
 def test_a_value_that_stands_twice_is_refused() -> None:
-    with pytest.raises(InputError, match="stands twice: .*item_id a"):
+    with pytest.raises(InputError, match="occurs twice: .*item_id a"):
         decomposition_table(pd.concat([_measures(HAND), _measures(HAND).iloc[:1]]), _rng)
 
 

@@ -15,7 +15,7 @@ from experiments.run.schema import MANIPULATIONS
 from mech.errors import InputError
 from probes.measures import manipulations as module
 from probes.measures.manipulations import manipulations
-from probes.stats.bootstrap import family_size, holm
+from probes.stats.families import family_size, holm
 
 CONDITIONS = ("abstract", "fail_echo", "fail_k2", "fail_terse")
 
@@ -145,7 +145,7 @@ def test_a_half_width_must_be_above_zero(delta: float) -> None:
 
 
 def test_a_value_that_stands_twice_is_refused() -> None:
-    with pytest.raises(InputError, match="stands twice"):
+    with pytest.raises(InputError, match="occurs twice"):
         manipulations(pd.concat([_measures(SHIFTS)] * 2), _rng)
 
 

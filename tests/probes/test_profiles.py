@@ -190,7 +190,7 @@ def _changed(index: int, **cells: Any) -> list[dict[str, Any]]:
         (_changed(1, token_logprobs=[-1.0] * 4), "a has not one log-probability for each token"),
         (_changed(3, token_ids=[]), "gold action of a is tokenised"),
         (_changed(1, task_id="t-b"), "a belongs to two tasks"),
-        ([*HAND, HAND[0]], "stands twice"),
+        ([*HAND, HAND[0]], "occurs twice"),
         ([{k: v for k, v in row.items() if k != "token_ids"} for row in HAND], "lack the columns token_ids"),
     ],
 )

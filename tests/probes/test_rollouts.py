@@ -17,7 +17,7 @@ from probes.rollouts import survival as rollout_survival
 from probes.rollouts.rates import contrasts, controls, extractions, factorial, is_draw_of, metrics, rates
 from probes.rollouts.steps import per_rollout, per_step
 from probes.rollouts.survival import survival
-from probes.stats.bootstrap import holm
+from probes.stats.families import holm
 from tests.step_cases import rng, rollout, together
 
 DETECTORS = ("same_action_error_3", "same_observation_4", "alternating_6")
@@ -179,9 +179,9 @@ def test_steps_are_marked_whatever_their_order_and_rollouts_keep_theirs() -> Non
 def test_rollouts_that_are_not_whole_are_refused() -> None:
     steps = rollout("abc")
     for broken, sentence in (
-        (steps.drop(index=1), "missing or stands twice"),
+        (steps.drop(index=1), "missing or occurs twice"),
         (steps.head(2), "does not end with its last step"),
-        (together(steps, steps), "missing or stands twice"),
+        (together(steps, steps), "missing or occurs twice"),
         (steps.assign(end=None), "no known end"),
         (steps.assign(kind=["failed", "wrong", "failed"]), "'wrong' is not a kind"),
         (steps.drop(columns=["given", "end"]), "lack the columns given, end"),
@@ -383,7 +383,7 @@ def test_holm_in_the_factorial_is_over_harnesses_and_changes_of_one_measure() ->
 def test_rollouts_that_cannot_be_paired_are_refused() -> None:
     rollouts = per_rollout(together(rollout("a"), rollout("a", arm="drop")))
     for table in (rates, contrasts, factorial):
-        with pytest.raises(InputError, match="A rollout stands twice: model m, env e, arm verbatim"):
+        with pytest.raises(InputError, match="A rollout occurs twice: model m, env e, arm verbatim"):
             table(pd.concat([rollouts, rollouts]), rng)
         with pytest.raises(InputError, match="one to one"):
             table(rollouts.assign(harness="verbatim"), rng)

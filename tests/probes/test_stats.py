@@ -20,11 +20,11 @@ from probes.stats.bootstrap import (
     cluster_rate,
     cluster_ratios,
     equivalent,
-    holm,
     percentile_ends,
     sign_flip,
     summarise,
 )
+from probes.stats.families import family_size, holm
 
 
 def _rng(seed: int = 0) -> np.random.Generator:
@@ -322,7 +322,7 @@ def test_a_ratio_whose_denominator_may_vanish_has_no_interval() -> None:
 )
 def test_holm_gives_the_known_answers(raw: list[float], adjusted: list[float]) -> None:
     np.testing.assert_allclose(holm(raw), adjusted, atol=1e-15)
-    assert stats.family_size(raw) == sum(not math.isnan(p) for p in raw)
+    assert family_size(raw) == sum(not math.isnan(p) for p in raw)
 
 
 def test_holm_is_monotone_and_never_below_the_raw_p() -> None:
