@@ -1,6 +1,6 @@
 """Does what the probe measures before a step predict whether the step repeats: calibration, and AUC by predictor.
 
-Reads calibration.csv and predict.csv. Left: observed share of repeats against the mean predicted probability, in bins
+Reads predict_calibration.csv and predict.csv. Left: observed share of repeats against the mean predicted probability, in bins
 of equal numbers of decision points, with 95 % intervals; the diagonal is perfect calibration. Right: area under the ROC
 curve of every predictor as it stands; ½ is chance, and below it the predictor is low before repeats. A page a model,
 environment, arm and ablation under which the steps were scored.
@@ -30,7 +30,7 @@ def calibration_numbers(bins: pd.DataFrame, areas: pd.DataFrame) -> pd.DataFrame
     Raises:
         FigureError: a bin or an area stands twice.
     """
-    refuse_doubles(bins, "calibration.csv", [*_CELL, "predictor", "predicted"])
+    refuse_doubles(bins, "predict_calibration.csv", [*_CELL, "predictor", "predicted"])
     refuse_doubles(areas, "predict.csv", [*_CELL, "predictor"])
     left = bins.rename(columns={"predicted": "x", "observed": "mean"}).assign(panel="calibration")
     right = areas.rename(columns={"auc": "mean"}).assign(panel="auc", x=float("nan"))
@@ -45,7 +45,7 @@ def draw_calibration(run: Path) -> list[Path]:
         MissingTable: a table is missing, or no arm has both an area and a curve.
     """
     numbers = calibration_numbers(
-        read_arms(run, "calibration.csv", "arm"), read_arms(run, "predict.csv", "arm")
+        read_arms(run, "predict_calibration.csv", "arm"), read_arms(run, "predict.csv", "arm")
     )
     pages = [
         (key, rows)
@@ -53,7 +53,7 @@ def draw_calibration(run: Path) -> list[Path]:
         if set(rows["panel"]) == {"calibration", "auc"}
     ]
     if not pages:
-        raise MissingTable("No arm has its rows both in calibration.csv and in predict.csv.")
+        raise MissingTable("No arm has its rows both in predict_calibration.csv and in predict.csv.")
     written = []
     for index, (key, rows) in enumerate(pages):
         written += _draw_page(rows, ", ".join(map(str, key)), run, page_name("calibration", index))

@@ -1,6 +1,6 @@
 """Our per-item scores against published ones: a panel of single scores and one of G, Δcopy and Δsem, with the identity.
 
-Reads item_pairs.csv, rows that both sides have and that are in nats. Points on the line are items on which two
+Reads compare_item_pairs.csv, rows that both sides have and that are in nats. Points on the line are items on which two
 measurements agree; the largest difference is written above each panel.
 """
 
@@ -29,14 +29,14 @@ def pair_numbers(pairs: pd.DataFrame) -> pd.DataFrame:
     met = pairs[(pairs["found_in"] == "both") & (pairs["unit"] == "nats")]
     rows = met[(met["kind"] == "score") | met["measure"].isin(_MEASURES)]
     if rows.empty:
-        raise MissingTable("item_pairs.csv has no score, G, copy or sem that both sides have.")
+        raise MissingTable("compare_item_pairs.csv has no score, G, copy or sem that both sides have.")
     columns = ["kind", "item_id", "condition", "candidate", "measure", "ours", "published", "difference"]
     return rows[columns].reset_index(drop=True)
 
 
 def draw_item_compare(run: Path) -> list[Path]:
     """Write the figure `item_compare`."""
-    rows = pair_numbers(read_table(run, "item_pairs.csv"))
+    rows = pair_numbers(read_table(run, "compare_item_pairs.csv"))
     parts = [(kind, rows[rows["kind"] == kind]) for kind in ("score", "measure")]
     parts = [(kind, part) for kind, part in parts if len(part)]
     with style.styled():

@@ -13,11 +13,11 @@ Heads = list[tuple[int, int]]
 REQUIRED: dict[str, tuple[str, ...]] = {
     "summary.csv": ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "n"),
     "heads.csv": ("layer", "head", "prefix_matching"),
-    "shares.csv": (
+    "patch.csv": (
         *("metric", "direction", "layer", "head", "effect_nats", "share", "ci_lo", "ci_hi", "n"),
         *("site", "at", "from", "to", "kv_head"),
     ),
-    "redundancy.csv": (
+    "patch_redundancy.csv": (
         *("metric", "direction", "set", "joint_share", "share_lo", "share_hi", "n"),
         *("site", "at", "from", "to"),
     ),
@@ -41,19 +41,19 @@ REQUIRED: dict[str, tuple[str, ...]] = {
         *("metric", "set", "kind", "k", "share", "ci_lo", "ci_hi", "n", "random_lo", "random_hi"),
         *("n_controls", "p", "how", "from", "to"),
     ),
-    "attribution.csv": (
+    "attribute.csv": (
         *("metric", "item_id", "direction", "site", "layer", "head", "effect_nats", "estimate_nats"),
     ),
-    "ablation.csv": ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n"),
-    "carried.csv": (
+    "ablate.csv": ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n"),
+    "joint.csv": (
         *("env", "from", "to", "metric", "method", "direction", "set", "k", "share", "ci_lo", "ci_hi"),
         *("controls", "n_controls", "control_mean", "control_lo", "control_hi", "n"),
     ),
-    "controls.csv": ("set", "k", "n_controls", "p", "control", "percentile"),
-    "offtarget.csv": (
+    "ablate_controls.csv": ("set", "k", "n_controls", "p", "control", "percentile"),
+    "ablate_off_target.csv": (
         *("set", "kind", "k", "quantity", "change", "ci_lo", "ci_hi", "delta", "equivalent", "n"),
     ),
-    "agreement.csv": (
+    "agree.csv": (
         *("metric", "direction", "score", "statistic", "k", "estimate", "ci_lo", "ci_hi", "chance", "n"),
         *("n_heads", "uses_task_data", "effects_nats", "delta_nats"),
     ),
@@ -72,13 +72,13 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "profiles.csv": ("model", "env", "measure", "axis", "level", "mean", "ci_lo", "ci_hi", "n"),
     "scaling.csv": ("model", "n_parameters", "env", "measure", "mean", "ci_lo", "ci_hi", "n"),
     "rollout_rates.csv": ("model", "env", "arm", "metric", "mean", "ci_lo", "ci_hi", "n"),
-    "survival.csv": ("model", "env", "arm", "t", "at_risk", "events", "survival", "ci_lo", "ci_hi"),
-    "item_pairs.csv": (
+    "rollout_survival.csv": ("model", "env", "arm", "t", "at_risk", "events", "survival", "ci_lo", "ci_hi"),
+    "compare_item_pairs.csv": (
         *("kind", "item_id", "condition", "candidate", "measure", "unit", "found_in"),
         *("ours", "published", "difference"),
     ),
     "predict.csv": ("model", "env", "arm", "predictor", "auc", "ci_lo", "ci_hi", "n"),
-    "calibration.csv": (
+    "predict_calibration.csv": (
         *("model", "env", "arm", "predictor", "predicted", "observed", "ci_lo", "ci_hi", "n"),
     ),
     "scaling_fit.csv": (
@@ -260,16 +260,16 @@ def selected_heads(heads: pd.DataFrame) -> Heads:
 def head_shares(run: Path, metric: str = "logprob") -> dict[str, pd.DataFrame]:
     """Direction → one row a head: layer, head, share of Δcopy (a ratio of sums over items), effect_nats, n (items).
 
-    Of z at the action positions, from pre to neut: out of shares.csv (`backfire patch`), or, where that has none,
+    Of z at the action positions, from pre to neut: out of patch.csv (`backfire patch`), or, where that has none,
     the total effects of direct.csv (`backfire direct`), which are the same exact patches.
 
     Raises:
         FigureError: as `read_table`, or a head is listed twice; MissingTable where neither table has such rows.
     """
     try:
-        table = of_metric(read_table(run, "shares.csv"), "shares.csv", metric)
+        table = of_metric(read_table(run, "patch.csv"), "patch.csv", metric)
         wanted = {"site": "z", "at": "candidate", "from": "pre", "to": "neut"}
-        rows = _matching(table, "shares.csv", wanted)
+        rows = _matching(table, "patch.csv", wanted)
     except MissingTable as reason:
         if not (run / "direct.csv").is_file():
             raise

@@ -1,6 +1,6 @@
 """What an ablation changes beside its target, against the number of ablated heads: a panel a quantity.
 
-Reads offtarget.csv. Selected heads: mean change from the unablated model with its 95 % interval, filled where the
+Reads ablate_off_target.csv. Selected heads: mean change from the unablated model with its 95 % interval, filled where the
 interval lies inside ±delta ("shown to be unchanged"), hollow where it does not. Controls: the range of their mean
 changes. The grey band is ±delta, which is in the quantity's own unit.
 """
@@ -45,11 +45,11 @@ def off_target_numbers(table: pd.DataFrame) -> pd.DataFrame:
     """
     chosen = table[table["kind"] == "selected"]
     if chosen.empty:
-        raise MissingTable("offtarget.csv has no selected heads.")
-    refuse_doubles(chosen, "offtarget.csv", ["quantity", "k"])
+        raise MissingTable("ablate_off_target.csv has no selected heads.")
+    refuse_doubles(chosen, "ablate_off_target.csv", ["quantity", "k"])
     unknown = set(table["quantity"]) - set(LABELS)
     if unknown:
-        raise FigureError(f"offtarget.csv has the unknown quantity {sorted(unknown)[0]}.")
+        raise FigureError(f"ablate_off_target.csv has the unknown quantity {sorted(unknown)[0]}.")
     columns = ["quantity", "kind", "k", "change", "ci_lo", "ci_hi", "delta"]
     found = [chosen[columns].assign(equivalent=is_true(chosen["equivalent"]))]
     for kind in _CONTROLS:
@@ -62,8 +62,8 @@ def off_target_numbers(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_off_target(run: Path) -> list[Path]:
-    """Write the figure `off_target` from offtarget.csv; returns its three files."""
-    table = off_target_numbers(first_way(read_table(run, "offtarget.csv")))
+    """Write the figure `off_target` from ablate_off_target.csv; returns its three files."""
+    table = off_target_numbers(first_way(read_table(run, "ablate_off_target.csv")))
     present = [name for name in LABELS if name in set(table["quantity"])]
     with style.styled():
         figure, panels = style.new_figure(height=4.7, n_rows=2, n_columns=3)

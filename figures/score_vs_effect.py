@@ -35,7 +35,7 @@ def spearman(x: pd.Series, y: pd.Series) -> float:
 
 
 def draw_score_vs_effect(run: Path, selected: Heads, metric: str = "logprob") -> list[Path]:
-    """Write the figure `score_vs_effect` from heads.csv and shares.csv; returns its three files."""
+    """Write the figure `score_vs_effect` from heads.csv and patch.csv; returns its three files."""
     heads, shares = read_heads(run), head_shares(run, metric)
     present, tables = list(shares), [_joined(heads, table, selected) for table in shares.values()]
     with style.styled():
@@ -61,7 +61,7 @@ def draw_score_vs_effect(run: Path, selected: Heads, metric: str = "logprob") ->
 def _joined(heads: pd.DataFrame, shares: pd.DataFrame, selected: Heads) -> pd.DataFrame:
     table = heads[["layer", "head", "prefix_matching"]].merge(shares, on=["layer", "head"], how="inner")
     if table.empty:
-        raise FigureError("heads.csv and shares.csv have no head in common: they come from different models.")
+        raise FigureError("heads.csv and patch.csv have no head in common: they come from different models.")
     chosen = set(selected)
     return table.assign(selected=[pair in chosen for pair in zip(table["layer"], table["head"], strict=True)])
 

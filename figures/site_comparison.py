@@ -1,6 +1,6 @@
 """Where Δcopy is carried: the same head sets patched at their queries, keys, values, pattern or z, side by side.
 
-Reads redundancy.csv (joint share of a set with its interval) and shares.csv (keys and values by key/value head). One
+Reads patch_redundancy.csv (joint share of a set with its interval) and patch.csv (keys and values by key/value head). One
 panel per place, pair of conditions and direction; k and v are those of the key/value heads that a set's heads read,
 which other query heads of the group read too. The second figure: layer × key/value head, the share of each alone.
 """
@@ -37,11 +37,11 @@ def site_numbers(redundancy: pd.DataFrame) -> pd.DataFrame:
         FigureError: a set stands twice.
     """
     rows = redundancy[redundancy["site"].isin(SITES)].dropna(subset=["joint_share"])
-    refuse_doubles(rows, "redundancy.csv", [*_KEYS, "site", "set"])
+    refuse_doubles(rows, "patch_redundancy.csv", [*_KEYS, "site", "set"])
     rows = rows[rows.groupby(_KEYS)["site"].transform("nunique") > 1]
     if rows.empty:
         raise MissingTable(
-            "redundancy.csv has no two sites of one pair and place: run `backfire patch --site …`."
+            "patch_redundancy.csv has no two sites of one pair and place: run `backfire patch --site …`."
         )
     size = rows["set"].str.extract(r"(\d+)$")[0].astype(float)
     columns = [*_KEYS, "site", "set", "joint_share", "share_lo", "share_hi", "n"]
@@ -51,7 +51,7 @@ def site_numbers(redundancy: pd.DataFrame) -> pd.DataFrame:
 
 def draw_site_comparison(run: Path, metric: str = "logprob") -> list[Path]:
     """Write the figure `site_comparison`, and `kv_heads` where keys or values were patched; returns their files."""
-    numbers = site_numbers(of_metric(read_table(run, "redundancy.csv"), "redundancy.csv", metric))
+    numbers = site_numbers(of_metric(read_table(run, "patch_redundancy.csv"), "patch_redundancy.csv", metric))
     cells = [group for _, group in numbers.groupby(_KEYS, sort=False)][:_MAX_PANELS]
     n_columns = min(2, len(cells))
     n_rows = -(-len(cells) // n_columns)
@@ -68,11 +68,11 @@ def draw_site_comparison(run: Path, metric: str = "logprob") -> list[Path]:
 
 def draw_kv_heads(run: Path, metric: str = "logprob") -> list[Path]:
     """Write the figure `kv_heads`: the share of each key/value head alone, a grid per site, place and pair."""
-    shares = of_metric(read_table(run, "shares.csv"), "shares.csv", metric)
+    shares = of_metric(read_table(run, "patch.csv"), "patch.csv", metric)
     rows = shares[shares["site"].isin(["k", "v"])].dropna(subset=["kv_head", "share"])
     if rows.empty:
-        raise MissingTable("shares.csv has no keys or values: run `backfire patch --site v` first.")
-    refuse_doubles(rows, "shares.csv", ["site", *_KEYS, "layer", "kv_head"])
+        raise MissingTable("patch.csv has no keys or values: run `backfire patch --site v` first.")
+    refuse_doubles(rows, "patch.csv", ["site", *_KEYS, "layer", "kv_head"])
     cells = [group for _, group in rows.groupby(["site", *_KEYS], sort=False)][:_MAX_GRIDS]
     with style.styled():
         heads = int(rows["kv_head"].max()) + 1

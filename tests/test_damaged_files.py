@@ -311,8 +311,8 @@ READERS: dict[str, Reader] = {
     ),
     "run.json": Reader(make_run, read_run_far),
     "scores": Reader(make_rows("scores", score_rows()), read_scores_far),
-    "patches": Reader(make_rows("patches", PATCHES), lambda path: len(z_effects(path.parent, "pre", "neut"))),
-    "ablations": Reader(make_rows("ablations", ABLATIONS), read_ablations_far),
+    "patch": Reader(make_rows("patch", PATCHES), lambda path: len(z_effects(path.parent, "pre", "neut"))),
+    "ablate": Reader(make_rows("ablate", ABLATIONS), read_ablations_far),
     "weight index": Reader(
         make_text("model.safetensors.index.json", '{"metadata": {}, "weight_map": {"a": "one.safetensors"}}'),
         lambda path: [file.name for file in index_of(path)],
@@ -489,7 +489,7 @@ def tables_of(run: Path) -> dict[str, Callable[[], Any]]:
 
     def of(name: str) -> pd.DataFrame:
         table = read_table(run, name)
-        of_metrics = ("redundancy.csv", "direct.csv", "layers.csv", "path.csv", "attribution.csv")
+        of_metrics = ("patch_redundancy.csv", "direct.csv", "layers.csv", "path.csv", "attribute.csv")
         return of_metric(table, name, "logprob") if name in of_metrics else table
 
     return {
@@ -498,14 +498,14 @@ def tables_of(run: Path) -> dict[str, Callable[[], Any]]:
             repeat_probability.repeat_numbers(of("summary.csv")),
         ),
         "heads.csv": lambda: selected_heads(read_heads(run)),
-        "shares.csv": lambda: head_shares(run),
-        "redundancy.csv": lambda: site_comparison.site_numbers(of("redundancy.csv")),
+        "patch.csv": lambda: head_shares(run),
+        "patch_redundancy.csv": lambda: site_comparison.site_numbers(of("patch_redundancy.csv")),
         "direct.csv": lambda: direct_total.direct_numbers(of("direct.csv")),
         "layers.csv": lambda: layer_profile.layer_numbers(of("layers.csv")),
         "path.csv": lambda: path_bars.path_numbers(of("path.csv")),
-        "attribution.csv": lambda: attribution_numbers(of("attribution.csv"), "z", "noise"),
-        "ablation.csv": lambda: dose_curve.dose_numbers(of("ablation.csv"), "copy"),
-        "offtarget.csv": lambda: off_target.off_target_numbers(of("offtarget.csv")),
+        "attribute.csv": lambda: attribution_numbers(of("attribute.csv"), "z", "noise"),
+        "ablate.csv": lambda: dose_curve.dose_numbers(of("ablate.csv"), "copy"),
+        "ablate_off_target.csv": lambda: off_target.off_target_numbers(of("ablate_off_target.csv")),
         "circuit_curve.csv": lambda: circuit.circuit_numbers(of("circuit_curve.csv"), of("circuit.csv")),
         "circuit.csv": lambda: circuit.circuit_numbers(of("circuit_curve.csv"), of("circuit.csv")),
         "breakdown.csv": lambda: by_family.family_numbers(of("breakdown.csv"), "toolshed"),
@@ -513,11 +513,11 @@ def tables_of(run: Path) -> dict[str, Callable[[], Any]]:
         "profiles.csv": lambda: profile_figure.profile_numbers(of("profiles.csv")),
         "scaling.csv": lambda: scaling.scaling_numbers(of("scaling.csv")),
         "rollout_rates.csv": lambda: rollouts.rollout_numbers(of("rollout_rates.csv")),
-        "survival.csv": lambda: survival.survival_numbers(of("survival.csv")),
-        "calibration.csv": lambda: calibration.calibration_numbers(of("calibration.csv"), of("predict.csv")),
-        "predict.csv": lambda: calibration.calibration_numbers(of("calibration.csv"), of("predict.csv")),
+        "rollout_survival.csv": lambda: survival.survival_numbers(of("rollout_survival.csv")),
+        "predict_calibration.csv": lambda: calibration.calibration_numbers(of("predict_calibration.csv"), of("predict.csv")),
+        "predict.csv": lambda: calibration.calibration_numbers(of("predict_calibration.csv"), of("predict.csv")),
         **{
-            name: partial(of, name) for name in ("shares.csv", "carried.csv", "controls.csv", "agreement.csv")
+            name: partial(of, name) for name in ("patch.csv", "joint.csv", "ablate_controls.csv", "agree.csv")
         },
     }
 

@@ -5,8 +5,8 @@
     mechanism.md    the same for a README: shares of log p(a×) and of the margin side by side, every kind of control
                     beside the size that has them, off-target changes
 
-Methods at the action positions come from `backfire joint` (carried.csv, carried_offtarget.csv), the ablation at all
-positions, whose losses on prose and code are read, from `backfire ablate` (removed.csv, controls.csv, offtarget.csv).
+Methods at the action positions come from `backfire joint` (joint.csv, joint_off_target.csv), the ablation at all
+positions, whose losses on prose and code are read, from `backfire ablate` (ablate_removed.csv, ablate_controls.csv, ablate_off_target.csv).
 """
 
 from __future__ import annotations

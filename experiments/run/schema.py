@@ -35,7 +35,7 @@ _PATCH = ("site", "at", "from", "to", "kv_head", "screen")
 EFFECTS = ("metric", "item_id", "direction", "layer", "head", "effect_nats", "share", *_PATCH)
 # One named set of heads or layers patched together on one item (`patch`).
 JOINT = ("metric", "item_id", "direction", "effect_nats", "share", "set", "site", "at", "from", "to")
-# One head or layer patched alone, over items (`patch`); columns as in effects.csv. flagged: the difference is
+# One head or layer patched alone, over items (`patch`); columns as in patch_effects.csv. flagged: the difference is
 # too small to divide by.
 SHARES = (
     *("metric", "direction", "layer", "head", "share", "ci_lo", "ci_hi", "effect_nats"),
@@ -164,7 +164,7 @@ CARRIED_OFFTARGET = (
 # One statistic of agreement between the head effects of two differences (`overlap`). statistic: spearman,
 # spearman_within_layer, jaccard, recall; reliability and its kinds (of halves; the range of the splits in
 # ci_lo, ci_hi), beyond_zero; of: the difference it describes, empty where it compares both; with, effects_nats,
-# delta_nats: as in screening.csv, of the difference named in `of`, or of the second.
+# delta_nats: as in attribute_screening.csv, of the difference named in `of`, or of the second.
 OVERLAP = (
     *(
         "metric",
@@ -415,24 +415,24 @@ CALIBRATE = (
 # What a study left out of how many items (all studies). what: a condition or a measure; why: a sentence.
 LEFT_OUT = ("study", "what", "n", "why")
 
-ROWS: dict[str, tuple[str, ...]] = {"scores": SCORES, "steps": STEPS}
+ROWS: dict[str, tuple[str, ...]] = {"scores": SCORES, "rollout": STEPS}
 TABLES: dict[str, tuple[str, ...]] = {
     "measures": MEASURES,
     "summary": SUMMARY,
     "heads": HEADS,
-    "effects": EFFECTS,
-    "joint": JOINT,
-    "shares": SHARES,
-    "redundancy": REDUNDANCY,
-    "estimates": ESTIMATES,
-    "attribution": ATTRIBUTION,
-    "screening": SCREENING,
-    "false_negatives": FALSE_NEGATIVES,
-    "screen_misses": SCREEN_MISSES,
+    "patch_effects": EFFECTS,
+    "patch_sets": JOINT,
+    "patch": SHARES,
+    "patch_redundancy": REDUNDANCY,
+    "patch_estimates": ESTIMATES,
+    "attribute": ATTRIBUTION,
+    "attribute_screening": SCREENING,
+    "attribute_false_negatives": FALSE_NEGATIVES,
+    "attribute_screen_misses": SCREEN_MISSES,
     "knockout": KNOCKOUT,
     "overlap": OVERLAP,
-    "carried": CARRIED,
-    "carried_offtarget": CARRIED_OFFTARGET,
+    "joint": CARRIED,
+    "joint_off_target": CARRIED_OFFTARGET,
     "circuit": CIRCUIT,
     "circuit_controls": CIRCUIT_CONTROLS,
     "circuit_heads": CIRCUIT_HEADS,
@@ -444,16 +444,16 @@ TABLES: dict[str, tuple[str, ...]] = {
     "direct": DIRECT,
     "layers": LAYERS,
     "path": PATH,
-    "ablation": ABLATION,
-    "controls": CONTROLS,
-    "control_sets": CONTROL_SETS,
-    "removed": REMOVED,
-    "dose": DOSE,
-    "offtarget": OFFTARGET,
-    "placebos": PLACEBOS,
-    "agreement": AGREEMENT,
-    "score_agreement": SCORE_AGREEMENT,
-    "suppressors": SUPPRESSORS,
+    "ablate": ABLATION,
+    "ablate_controls": CONTROLS,
+    "ablate_control_sets": CONTROL_SETS,
+    "ablate_removed": REMOVED,
+    "ablate_dose": DOSE,
+    "ablate_off_target": OFFTARGET,
+    "placebo": PLACEBOS,
+    "agree": AGREEMENT,
+    "agree_scores": SCORE_AGREEMENT,
+    "agree_suppressors": SUPPRESSORS,
     "breakdown": BREAKDOWN,
     "decomposition": DECOMPOSITION,
     "equivalence": EQUIVALENCE,
@@ -464,19 +464,19 @@ TABLES: dict[str, tuple[str, ...]] = {
     "scaling": SCALING,
     "scaling_fit": SCALING_FIT,
     "compare": COMPARE,
-    "item_compare": ITEM_COMPARE,
-    "item_pairs": ITEM_PAIRS,
+    "compare_items": ITEM_COMPARE,
+    "compare_item_pairs": ITEM_PAIRS,
     "calibrate": CALIBRATE,
     "left_out": LEFT_OUT,
-    "rollouts": ROLLOUTS,
+    "rollout": ROLLOUTS,
     "rollout_extractions": EXTRACTIONS,
     "rollout_rates": RATES,
     "rollout_contrasts": CONTRASTS,
     "rollout_factorial": FACTORIAL,
     "rollout_controls": ROLLOUT_CONTROLS,
-    "rollout_doses": ROLLOUT_DOSES,
-    "survival": SURVIVAL,
+    "compare_doses": ROLLOUT_DOSES,
+    "rollout_survival": SURVIVAL,
     "predict": PREDICT,
     "predict_arms": PREDICT_ARMS,
-    "calibration": CALIBRATION,
+    "predict_calibration": CALIBRATION,
 }

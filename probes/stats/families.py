@@ -77,10 +77,10 @@ FAMILIES: dict[str, Family] = {
         Family("headline", "summary", "the mean of G is 0", (), _where("measure", HEADLINE)),
         Family("manipulations", "manipulations", _NO_CHANGE, ("model", "env")),
         Family("arms", "arms", _NO_CHANGE, ("model", "env", "measure", "family"), None, ("ablation",)),
-        Family("carried", "carried", "the set carries as much as its control sets do, on the mean", ("env",)),
+        Family("joint", "joint", "the set carries as much as its control sets do, on the mean", ("env",)),
         Family("knockout", "knockout", _BY_CHANCE, ("sources",)),
-        Family("controls", "controls", _BY_CHANCE),
-        Family("dose", "dose", _BY_CHANCE, ("measure",)),
+        Family("ablate_controls", "ablate_controls", _BY_CHANCE),
+        Family("ablate_dose", "ablate_dose", _BY_CHANCE, ("measure",)),
         Family(
             "circuit",
             "circuit_controls",
@@ -90,7 +90,7 @@ FAMILIES: dict[str, Family] = {
         ),
         Family("path", "path", _BY_CHANCE),
         Family("direct", "direct", "the mean direct effect of the part is 0", ("direction", "kind")),
-        Family("suppressors", "suppressors", "the mean effect of the head is 0", ("direction",)),
+        Family("agree_suppressors", "agree_suppressors", "the mean effect of the head is 0", ("direction",)),
         Family("rollout contrasts", "rollout_contrasts", _NO_CHANGE, ("model", "env"), _not_random("arm")),
         Family("rollout controls", "rollout_controls", _BY_CHANCE, ("model", "env")),
         Family(

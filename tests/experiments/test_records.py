@@ -388,10 +388,10 @@ def test_the_frames_of_probes_have_the_columns_of_the_schema() -> None:
     assert measures.COLUMNS == records.MEASURES
     assert (*layout.KEYS, "condition", "candidate", *layout.VALUES) == records.SCORES[1:]
     assert manipulations.LENGTH_MATCH == records.TABLES["length_match"]
-    assert ("metric", *attribution.ATTRIBUTION) == records.TABLES["attribution"]
-    assert ("metric", *attribution.SCREENING) == records.TABLES["screening"]
-    assert ("metric", *attribution.NEGATIVES) == records.TABLES["false_negatives"]
-    assert ("metric", *attribution.MISSES) == records.TABLES["screen_misses"]
+    assert ("metric", *attribution.ATTRIBUTION) == records.TABLES["attribute"]
+    assert ("metric", *attribution.SCREENING) == records.TABLES["attribute_screening"]
+    assert ("metric", *attribution.NEGATIVES) == records.TABLES["attribute_false_negatives"]
+    assert ("metric", *attribution.MISSES) == records.TABLES["attribute_screen_misses"]
     assert stats.SUMMARY == records.SUMMARY
     assert ("metric", *effects.EFFECTS) == records.EFFECTS[: len(effects.EFFECTS) + 1]
     assert ("metric", *direct_shares.DIRECT, "family_size", "from", "to") == records.TABLES["direct"]

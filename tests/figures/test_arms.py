@@ -24,9 +24,9 @@ DRAWN = {
     "profiles": (draw_profiles,),
     "breakdown": (draw_by_family,),
     "scaling": (draw_scaling,),
-    "calibration": (draw_calibration,),
+    "predict_calibration": (draw_calibration,),
 }
-ALSO = {"scaling": ("scaling_fit",), "calibration": ("predict",)}
+ALSO = {"scaling": ("scaling_fit",), "predict_calibration": ("predict",)}
 
 
 def with_arms(path: Path) -> None:
@@ -45,7 +45,7 @@ def test_every_arm_is_drawn_beside_the_whole_model(name: str, tmp_path: Path) ->
     for draw in DRAWN[name]:
         files = draw(tmp_path)
         drawn = pd.concat([pd.read_csv(file) for file in files if file.suffix == ".csv"])
-        named = {"scaling": "env", "calibration": "arm"}.get(name, "model")
+        named = {"scaling": "env", "predict_calibration": "arm"}.get(name, "model")
         labels = drawn[named].dropna().astype(str)
         arms = labels[labels.str.endswith(", top16@resample ablated")]
         whole = labels[~labels.str.contains("ablated")]

@@ -71,7 +71,7 @@ def test_the_csv_behind_the_maps_holds_every_head_and_its_mark(drawn: Path) -> N
     heads = pd.read_csv(drawn / "heads.csv")
     scores = numbers(drawn, "head_scores")
     pd.testing.assert_frame_equal(scores, heads[["layer", "head", "prefix_matching", "selected"]])
-    effects = pd.read_csv(drawn / "effects.csv").query("metric == 'logprob'")
+    effects = pd.read_csv(drawn / "patch_effects.csv").query("metric == 'logprob'")
     shown = numbers(drawn, "head_effects")
     assert set(shown["direction"]) == set(effects["direction"]) != set()
     for direction, found in shown.groupby("direction"):
@@ -96,7 +96,7 @@ def test_the_csv_behind_the_scatter_joins_score_and_share(drawn: Path) -> None:
 
 def test_the_csv_behind_the_dose_curve_holds_line_band_and_baseline(drawn: Path) -> None:
     table = numbers(drawn, "dose_curve").query("measure == 'copy'").set_index(["kind", "k"])
-    ablation = pd.read_csv(drawn / "ablation.csv").query("measure == 'copy'")
+    ablation = pd.read_csv(drawn / "ablate.csv").query("measure == 'copy'")
     draws = ablation.query("kind == 'random' and k == 16")["mean"]
     assert table.loc[("random", 16), ["lo", "hi"]].tolist() == pytest.approx([draws.min(), draws.max()])
     assert table.loc[("selected", 16), "mean"] == 3.2
@@ -105,7 +105,7 @@ def test_the_csv_behind_the_dose_curve_holds_line_band_and_baseline(drawn: Path)
 
 def test_the_csv_behind_the_off_target_figure_holds_intervals_and_ranges(drawn: Path) -> None:
     table = numbers(drawn, "off_target").set_index(["quantity", "kind", "k"])
-    source = pd.read_csv(drawn / "offtarget.csv")
+    source = pd.read_csv(drawn / "ablate_off_target.csv")
     one = source.query("quantity == 'code_loss' and kind == 'selected' and k == 16").iloc[0]
     found = table.loc[("code_loss", "selected", 16)]
     assert (
@@ -122,7 +122,7 @@ def test_the_csv_behind_the_off_target_figure_holds_intervals_and_ranges(drawn: 
 def test_the_csv_behind_the_agreement_holds_rank_correlation_and_overlap(drawn: Path) -> None:
     table = numbers(drawn, "agreement")
     assert table["statistic"].value_counts().to_dict() == {"spearman": 8, "jaccard": 8}
-    source = pd.read_csv(drawn / "agreement.csv").query(
+    source = pd.read_csv(drawn / "agree.csv").query(
         "statistic in ('spearman', 'jaccard') and metric == 'logprob'"
     )
     assert sorted(table["estimate"]) == sorted(source["estimate"])
@@ -130,11 +130,11 @@ def test_the_csv_behind_the_agreement_holds_rank_correlation_and_overlap(drawn: 
 
 def test_a_dose_curve_of_an_older_folder_has_no_percentiles(tmp_path: Path) -> None:
     run = write_run(tmp_path)
-    older = pd.read_csv(run / "controls.csv").drop(columns=["control", "percentile"])
-    older.to_csv(run / "controls.csv", index=False)
-    with pytest.raises(FigureError, match="controls.csv lacks the columns control, percentile"):
+    older = pd.read_csv(run / "ablate_controls.csv").drop(columns=["control", "percentile"])
+    older.to_csv(run / "ablate_controls.csv", index=False)
+    with pytest.raises(FigureError, match="ablate_controls.csv lacks the columns control, percentile"):
         draw_dose_curve(run)
-    (run / "offtarget.csv").unlink()
+    (run / "ablate_off_target.csv").unlink()
     assert [path.stem for path in draw_dose_curve(run)] == 3 * ["dose_curve"]
 
 
@@ -153,7 +153,7 @@ def test_equal_tables_give_equal_bytes_and_the_plot_settings_of_the_caller_stay(
 
 def test_a_run_with_one_study_gives_its_figures_and_says_why_the_others_are_not_there(tmp_path: Path) -> None:
     run = write_run(tmp_path, only_heads=True)
-    absent = ("ablation", "agreement", "attribution", "carried", "shares", "offtarget")
+    absent = ("ablate", "agree", "attribute", "joint", "patch", "ablate_off_target")
     for name in (f"{one}.csv" for one in absent):
         (run / name).unlink()
     said: list[str] = []
@@ -164,7 +164,7 @@ def test_a_run_with_one_study_gives_its_figures_and_says_why_the_others_are_not_
     tables = dict(zip(names, said, strict=True))
     for name, table in (
         ("scaling", "scaling.csv"), ("repeat_probability", "summary.csv"), ("manipulations", "manipulations.csv"),
-        ("by_family", "breakdown.csv"), ("profiles", "profiles.csv"), ("head_effects", "shares.csv"),
+        ("by_family", "breakdown.csv"), ("profiles", "profiles.csv"), ("head_effects", "patch.csv"),
     ):  # fmt: skip
         assert f"{table} is not in" in tables[name]
 
@@ -178,7 +178,7 @@ def test_one_direction_one_item_and_a_tall_model_are_drawn_too(tmp_path: Path) -
     named = {"metric": "logprob", "site": "z", "at": "candidate", "from": "pre", "to": "neut"}
     share = (head - 9.0) / 40
     table.assign(effect_nats=head - 9.0, share=share, ci_lo=share, ci_hi=share, **named).to_csv(
-        tmp_path / "shares.csv", index=False
+        tmp_path / "patch.csv", index=False
     )
     written = write_all(tmp_path, say=lambda reason: None)
     assert {path.stem for path in written} == {"head_scores", "head_effects", "score_vs_effect"}
@@ -208,18 +208,18 @@ def test_another_metric_draws_its_own_numbers_and_says_so(tmp_path: Path) -> Non
     np.testing.assert_allclose(half, 0.5)
     reasons: list[str] = []
     write_all(run, say=reasons.append, metric="diverging")
-    assert any("shares.csv has no rows of the metric diverging" in reason for reason in reasons)
+    assert any("patch.csv has no rows of the metric diverging" in reason for reason in reasons)
 
 
 def test_a_broken_table_is_an_error_and_not_a_skipped_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path, only_heads=True)
-    pd.read_csv(run / "shares.csv").drop(columns="share").to_csv(run / "shares.csv", index=False)
-    with pytest.raises(FigureError, match="shares.csv lacks the column share"):
+    pd.read_csv(run / "patch.csv").drop(columns="share").to_csv(run / "patch.csv", index=False)
+    with pytest.raises(FigureError, match="patch.csv lacks the column share"):
         write_all(run)
     assert main([str(run)]) == 2
-    assert "shares.csv lacks the column share" in capsys.readouterr().err
+    assert "patch.csv lacks the column share" in capsys.readouterr().err
 
 
 def test_a_selected_head_outside_the_model_is_refused(

@@ -72,13 +72,13 @@ def test_rows_that_stand_twice_or_are_not_there_are_refused(run: Path) -> None:
         rollout_numbers(pd.concat([rates, rates.head(1)]))
     with pytest.raises(MissingTable, match="none of the metrics"):
         rollout_numbers(rates[rates["metric"] == "n_steps"])
-    curves = read_table(run, "survival.csv")
+    curves = read_table(run, "rollout_survival.csv")
     with pytest.raises(FigureError, match="two rows of .* t 0"):
         survival_numbers(pd.concat([curves, curves.head(1)]))
     with pytest.raises(FigureError, match="rises: arm verbatim"):
         survival_numbers(curves.assign(survival=curves["t"] / 10))
-    bins, areas = read_table(run, "calibration.csv"), read_table(run, "predict.csv")
-    with pytest.raises(FigureError, match="calibration.csv has two rows"):
+    bins, areas = read_table(run, "predict_calibration.csv"), read_table(run, "predict.csv")
+    with pytest.raises(FigureError, match="predict_calibration.csv has two rows"):
         calibration_numbers(pd.concat([bins, bins.head(1)]), areas)
     with pytest.raises(FigureError, match="predict.csv has two rows"):
         calibration_numbers(bins, pd.concat([areas, areas.head(1)]))
@@ -108,7 +108,7 @@ def test_of_many_curves_those_of_different_harnesses_are_told_apart_first() -> N
 
 def test_the_csv_behind_the_curves_holds_all_arms_whatever_the_order_of_the_rows(run: Path) -> None:
     found = pd.read_csv(draw_survival(run)[2])
-    source = read_table(run, "survival.csv")
+    source = read_table(run, "rollout_survival.csv")
     assert list(dict.fromkeys(found["arm"])) == list(ARMS) and len(found) == len(source)
     pd.testing.assert_series_equal(found["survival"], source["survival"])
     turned = source.iloc[::-1]
@@ -123,7 +123,7 @@ def test_the_csv_behind_the_calibration_holds_bins_and_areas(run: Path) -> None:
     areas = found[found["panel"] == "auc"]
     assert areas["predictor"].tolist() == list(PREDICTORS) and areas["x"].isna().all()
     assert areas["mean"].tolist() == pd.read_csv(run / "predict.csv")["auc"].tolist()
-    bins, source = found[found["panel"] == "calibration"], pd.read_csv(run / "calibration.csv")
+    bins, source = found[found["panel"] == "calibration"], pd.read_csv(run / "predict_calibration.csv")
     assert bins["x"].tolist() == source["predicted"].tolist()
     assert bins["mean"].tolist() == source["observed"].tolist()
 
@@ -141,9 +141,9 @@ def test_the_tables_that_probes_make_of_steps_are_drawn(tmp_path: Path) -> None:
     points = points.assign(p=(points["index"] / 4).clip(upper=1.0), G=-points["index"])
     tables = {
         "rollout_rates": rates(per_rollout(steps), rng, n_draws=50),
-        "survival": survival(steps, rng, n_draws=50),
+        "rollout_survival": survival(steps, rng, n_draws=50),
         "predict": predict_table(points, ["G", "p"], ["p"], rng, n_draws=50),
-        "calibration": calibration_table(points, ["p"], rng, bins=2, n_draws=50),
+        "predict_calibration": calibration_table(points, ["p"], rng, bins=2, n_draws=50),
     }
     for name, table in tables.items():
         assert tuple(table.columns) == TABLES[name]

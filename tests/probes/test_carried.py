@@ -104,8 +104,8 @@ def test_off_target_changes_are_paired_and_equivalent_only_inside_the_bound() ->
 
 def test_the_columns_are_the_schemas() -> None:
     holm = {"family_size", "excess_p_holm"}
-    assert tuple(name for name in TABLES["carried"] if name not in holm) == CARRIED
-    assert TABLES["carried_offtarget"] == OFF_TARGET
+    assert tuple(name for name in TABLES["joint"] if name not in holm) == CARRIED
+    assert TABLES["joint_off_target"] == OFF_TARGET
 
 
 def test_controls_belong_to_the_set_they_are_named_after() -> None:

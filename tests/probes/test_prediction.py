@@ -195,7 +195,7 @@ def test_every_predictor_is_judged_in_every_arm_on_the_points_that_have_it() -> 
 def test_the_calibration_table_has_the_bins_of_every_arm() -> None:
     points = _frame()
     table = calibration_table(points, ["p_repeat"], rng, bins=4, n_draws=100)
-    assert tuple(table.columns) == prediction.CALIBRATION == schema.TABLES["calibration"]
+    assert tuple(table.columns) == prediction.CALIBRATION == schema.TABLES["predict_calibration"]
     assert (
         table["bin"].tolist() == [0, 1, 2, 3] * 2 and table["arm"].tolist() == ["verbatim"] * 4 + ["drop"] * 4
     )

@@ -32,7 +32,7 @@ def one(steps: pd.DataFrame, **thresholds: float) -> pd.Series:
 def test_the_columns_are_the_schemas() -> None:
     table = per_rollout(rollout("aA"))
     assert tuple(table.columns) == (*schema.ROLLOUTS, *DETECTORS)
-    assert schema.TABLES["rollouts"] == rollout_measures.ROLLOUTS
+    assert schema.TABLES["rollout"] == rollout_measures.ROLLOUTS
     assert schema.TABLES["rollout_rates"] == rollout_tables.RATES == tuple(rates(table, rng).columns)
     found = tuple(contrasts(table, rng).columns)
     assert schema.TABLES["rollout_contrasts"] == rollout_tables.CONTRASTS == found
@@ -41,8 +41,8 @@ def test_the_columns_are_the_schemas() -> None:
     found = tuple(factorial(table, rng).columns)
     assert schema.TABLES["rollout_factorial"] == rollout_tables.FACTORIAL == found
     found = tuple(survival(rollout("aA"), rng).columns)
-    assert schema.TABLES["survival"] == rollout_survival.SURVIVAL == found
-    assert set(rollout_measures._NEEDED) <= set(schema.ROWS["steps"]) == set(rollout("a").columns)
+    assert schema.TABLES["rollout_survival"] == rollout_survival.SURVIVAL == found
+    assert set(rollout_measures._NEEDED) <= set(schema.ROWS["rollout"]) == set(rollout("a").columns)
 
 
 def test_solved_after_a_failure_is_told_apart_from_solved_at_once() -> None:
