@@ -303,7 +303,8 @@ def report(context: AblateContext, tables: Tables) -> Report:
         index=["how", "k", "kind", "set"], columns="measure", values="mean"
     ).reset_index()
     removed, controls, dose = (
-        table[table["metric"] == metric] for table in map(tables.__getitem__, ("ablate_removed", "ablate_controls", "ablate_dose"))
+        table[table["metric"] == metric]
+        for table in map(tables.__getitem__, ("ablate_removed", "ablate_controls", "ablate_dose"))
     )
     changes = tables["ablate_off_target"]
     parts = [

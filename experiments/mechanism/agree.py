@@ -140,7 +140,9 @@ def agree_tables(context: AgreeContext, folder: RunFolder) -> dict[str, pd.DataF
     return {
         "agree": agreed.assign(uses_task_data=agreed["score"].isin(TRANSCRIPT_SCORES)),
         "agree_scores": between.assign(uses_task_data=between["other"].isin(TRANSCRIPT_SCORES)),
-        "agree_suppressors": by_metric(effects, lambda own: suppressors(own, scores, rng_for, known), METRICS),
+        "agree_suppressors": by_metric(
+            effects, lambda own: suppressors(own, scores, rng_for, known), METRICS
+        ),
     }
 
 

@@ -3,8 +3,8 @@
 Per item, direction and candidate (a×, the reference action): one (or, with --steps, a few) backward passes, one more
 for the diverging tokens of a×, and the exact patch of every unit (from `direct`, where the folder has its rows of the
 same pair and settings). attribute.jsonl → attribute.csv, attribute_screening.csv
-(Spearman, recall, reliability), attribute_screen_misses.csv (what a screen of k can miss), attribute_false_negatives.csv (by name): each by
-every metric.
+(Spearman, recall, reliability), attribute_screen_misses.csv (what a screen of k can miss),
+attribute_false_negatives.csv (by name): each by every metric.
 """
 
 from __future__ import annotations
@@ -148,14 +148,18 @@ def attribute_tables(context: AttributeContext, folder: RunFolder) -> dict[str, 
         "attribute": by_metric(table, lambda rows: rows),
         "attribute_screening": by_metric(table, lambda rows: screen_agreement(rows, rng_for), METRICS),
         "attribute_screen_misses": by_metric(table, lambda rows: misses(rows, screen, rng_for), METRICS),
-        "attribute_false_negatives": by_metric(table, lambda rows: false_negatives(rows, 16, screen), METRICS),
+        "attribute_false_negatives": by_metric(
+            table, lambda rows: false_negatives(rows, 16, screen), METRICS
+        ),
     }
 
 
 def report(context: AttributeContext, tables: Tables) -> Report:
     """Agreement over all units, and what a screen misses."""
     metric = context.config.metric
-    found, missed = (of_metric(tables[name], metric) for name in ("attribute_screening", "attribute_screen_misses"))
+    found, missed = (
+        of_metric(tables[name], metric) for name in ("attribute_screening", "attribute_screen_misses")
+    )
     lines = [f"{metric}:", frame_text(found[found["scope"] == "pooled"]), "", frame_text(missed)]
     if context.kept and context.kept.used:
         lines.append(
