@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.run.durable import naming, parse_rows, replace
-from experiments.run.frames import read_frame
+from experiments.run.frames import in_schema, read_frame
 from experiments.run.study import Report
 from experiments.run.tables import frame_text
 from mech.errors import InputError
@@ -49,8 +49,8 @@ def compare_items(
     named = names.get(model, model.removesuffix("-q4"))
     file = read_published(published)
     theirs = published_items(file, str(published), named, set(rows["env"].astype(str)))
-    pairs = item_pairs(ours, theirs, model)
-    table = summary(pairs)
+    pairs = in_schema("compare_item_pairs", item_pairs(ours, theirs, model))
+    table = in_schema("compare_items", summary(pairs))
     if not table["n"].sum():
         raise InputError(
             f"No item of {published} is in {run}: neither has a score or measure of the other's items."

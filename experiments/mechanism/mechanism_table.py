@@ -18,24 +18,11 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.run.schema import TABLES
 from probes.effects.dose import SINGLE_CONTROLS as SINGLE
 from probes.scoring.contrast import METRICS
 
-COLUMNS = (
-    *("env", "from", "to", "metric", "method", "where", "direction", "k", "share", "ci_lo", "ci_hi"),
-    *("controls", "n_controls", "control_mean", "control_lo", "control_hi", "percentile"),
-    *("p", "excess", "excess_lo", "excess_hi", "excess_p", "excess_p_holm", "family_size"),
-    *(
-        "n_draws",
-        "draw_sd",
-        "reference_change",
-        "sem_change",
-        "sem_equivalent",
-        "prose_change",
-        "code_change",
-    ),
-    *("n", "n_clusters"),
-)
+COLUMNS = TABLES["mechanism"]
 NAMES = {
     ("noise", "candidate"): "noising (z from `{from}`)",
     ("denoise", "candidate"): "denoising (z from `{to}`)",
