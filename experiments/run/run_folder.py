@@ -28,7 +28,7 @@ import pandas as pd
 from experiments.run.durable import append_bytes, parse_rows, replace, take_lock, to_json, writing
 from experiments.run.frames import EXACT_FLOATS, in_schema, numeric, read_frame
 from experiments.run.run_json import SCHEMA_VERSION, config_hash, read_run, recorded
-from experiments.run.schema import ROWS, TABLES
+from experiments.run.schema import RENAMED_ROWS, ROWS, TABLES
 from mech.errors import InputError
 
 __all__ = [
@@ -235,10 +235,13 @@ class RunFolder:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Raise if there are files but no run.json: rows are never written among other people's files."""
+    """Raise if there are files but no run.json (rows are never written among other files), or rows of an old name."""
     names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
     if names - _BEFORE_RUN_JSON and "run.json" not in names:
         raise InputError(f"{folder} is not a run folder (files, but no run.json): choose another --out.")
+    for old, new in RENAMED_ROWS.items():
+        if f"{old}.jsonl" in names:
+            raise InputError(f"{folder / old}.jsonl has another name now: rename it to {new}.jsonl.")
 
 
 def _refuse_other_config(folder: Path, study: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

@@ -24,6 +24,12 @@ _PATCH = "site at from to kv_head screen"
 # Paired by task and sample. n_changed: tasks on which the arms differ; n_chance: pairs in which all arms had a chance
 # to repeat; n_unpaired: rollouts without a partner; family_size: tests in Holm's family (one metric's).
 _PAIRED = "ci_lo ci_hi n n_clusters n_changed n_chance n_undefined n_unpaired p p_holm family_size"
+# Row file of older folders → its name now.
+RENAMED_ROWS = {
+    **{"patches": "patch", "ablations": "ablate", "joint_sets": "joint", "attributions": "attribute"},
+    **{"placebos": "placebo", "decisions": "predict", "steps": "rollout", "transcripts": "agree"},
+    **{"estimates": "patch_estimates", "fits": "joint_fits", "causal_copying": "heads_causal_copying"},
+}
 ROWS: dict[str, tuple[str, ...]] = {
     # One candidate action of an item under one condition (`probe` and other studies of conditions). Rows also have
     # ablation (the arm) and, where an ablation is drawn anew, n_draws, logprob_sd and draws (by name, one value a

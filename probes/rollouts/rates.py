@@ -179,7 +179,7 @@ def is_random(change: str) -> bool:
 def _among(found: float, drawn: Sequence[float], pairs: _Pairs) -> dict[str, object]:
     """The columns of `controls` from difference to p."""
     numbers = ("difference", "control_mean", "control_lo", "control_hi", "p")
-    about = {
+    about: dict[str, object] = {
         **{**dict.fromkeys(numbers, math.nan), "n_controls": len(drawn), "n_as_far": 0},
         **{"n": len(pairs.values), "n_undefined": pairs.n_undefined},
         "n_clusters": int(pairs.values.index.get_level_values("task_id").nunique()),

@@ -376,6 +376,14 @@ def test_a_table_of_another_shape_or_with_an_infinite_number_is_refused(tmp_path
             run.read_table("heads")
 
 
+def test_a_row_file_of_an_old_name_is_refused_with_the_new_one(tmp_path: Path) -> None:
+    with _open(tmp_path):
+        pass
+    (tmp_path / "patches.jsonl").touch()
+    with pytest.raises(InputError, match=r"patches\.jsonl has another name now: rename it to patch\.jsonl"):
+        _open(tmp_path)
+
+
 def test_columns_come_in_the_order_of_the_schema_and_a_frame_without_rows_needs_none(tmp_path: Path) -> None:
     with _open(tmp_path) as run:
         first = run.write_table("measures", _table([1.0])).read_bytes()
