@@ -1,5 +1,9 @@
 """The columns of a run folder's rows and tables, written down once; a table may add columns after these.
 
+A file's name is, or begins with, the name of the command that writes it. Those that several commands write have a
+neutral name: scores.jsonl; measures, summary, breakdown, small_cells, equivalence, profiles, length_match, arms (all
+studies of conditions, which write decomposition.csv and manipulations.csv too) and left_out.
+
 Lengths are in tokens, log-probabilities and their differences in nats per action, shares between 0 and 1,
 `ci_lo`, `ci_hi` (and `…_lo`, `…_hi`) the ends of a 95 % interval (empty below six clusters), `n` items, `n_clusters`
 tasks, or what --cluster names; `deff` is the design effect, `p_holm` p corrected over a family of `family_size` tests
