@@ -154,8 +154,8 @@ TABLES: dict[str, tuple[str, ...]] = {
         "model env kind item_id condition candidate measure unit found_in ours published difference",
         "per_token n_tokens n_tokens_published ctx_tokens ctx_tokens_published",
     ),
-    # One head set whose attention to the sources is knocked out (`knockout`). share: of L(to) − L(from), lost; p: rank of
-    # a selected set among its random ones.
+    # One head set whose attention to the sources is knocked out (`knockout`). share: of L(to) − L(from), lost; p:
+    # rank of a selected set among its random ones.
     "knockout": _columns(
         "from to metric sources set kind k share ci_lo ci_hi effect_nats n n_clusters flagged p p_holm",
         "family_size",
