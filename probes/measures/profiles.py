@@ -31,7 +31,6 @@ from mech.errors import InputError
 from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_means
 from probes.stats.frame_checks import require
 
-PROFILES = ("model", "env", "measure", "axis", "level", "mean", "ci_lo", "ci_hi", "n", "n_clusters")
 DIFFERENCES = {"G": ("pre", "fail"), "copy": ("neut", "pre"), "sem": ("fail", "neut")}
 """Measure → the condition it is a difference of, and the one that is subtracted."""
 N_TENTHS = 10
@@ -76,8 +75,9 @@ def profiles(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) ->
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of `PROFILES`, levels in the order of `LEVELS`. A measure is over the items scored under both
-        of its conditions; for `part`, which needs a reference action, over the items that have one.
+        model, env, measure, axis, level, mean, ci_lo, ci_hi, n, n_clusters, levels in the order of `LEVELS`. A
+        measure is over the items scored under both of its conditions; for `part`, which needs a reference action, over
+        the items that have one.
 
     Raises:
         InputError: a column or value is missing, a row occurs twice, an item has two tokenisations of an action, or
@@ -106,11 +106,11 @@ def profiles(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) ->
                     continue
                 tasks, values = [task for task, _ in scored], [value for _, value in scored]
                 rng = rng_for(f"profile/{model}/{env}/{measure}/{axis}")
-                for name, one in zip(
-                    names, cluster_means(np.stack(values), tasks, rng, n_draws), strict=True
-                ):
-                    lines.append((model, env, measure, axis, name, *one.cells, *one.counts))
-    return pd.DataFrame(lines, columns=list(PROFILES))
+                found = cluster_means(np.stack(values), tasks, rng, n_draws)
+                about = {"model": model, "env": env, "measure": measure, "axis": axis}
+                for name, one in zip(names, found, strict=True):
+                    lines.append({**about, "level": name, **one.columns()})
+    return pd.DataFrame(lines)
 
 
 def tenths(n_tokens: int) -> Int[np.ndarray, " token"]:
