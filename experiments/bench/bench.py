@@ -165,7 +165,6 @@ def _totals(names: Sequence[str], scores: Sequence[Score]) -> dict[str, float]:
 
 STUDY = Study(
     "bench",
-    "time the packed engine against the usual ways, in one run, and say how near the machine's limit it is",
     "backfire bench --limit 2 --repeats 2",
     BenchConfig,
     run,

@@ -53,7 +53,6 @@ def run(config: DoctorConfig) -> Report:
 
 STUDY = Study(
     "doctor",
-    "print versions and identity, and run every check of a model, its tokenizer and its chat template",
     "backfire doctor --model smollm2-135m-q4",
     DoctorConfig,
     run,

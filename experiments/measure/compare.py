@@ -178,7 +178,6 @@ def _or_dash(value: Any, words: dict[bool, str] | None = None) -> str:
 
 STUDY = Study(
     "compare",
-    "put finished runs beside published numbers: summaries, or the scores of single items",
     "backfire compare runs/core runs/extended --paper paper_summary.csv",
     CompareConfig,
     run,

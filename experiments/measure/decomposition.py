@@ -88,7 +88,6 @@ def _named(split: pd.DataFrame) -> pd.DataFrame:
 
 STUDY = scoring_study(
     "decomposition",
-    "split the damage into copy and meaning, with intervals, by error family and by token",
     "backfire decomposition --env all --limit 48 --out runs/split",
     ScoringOptions,
     open_decomposition,

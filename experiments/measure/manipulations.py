@@ -77,7 +77,6 @@ def _movable(item: Item, items: Sequence[Item]) -> bool:
 
 STUDY = scoring_study(
     "manipulations",
-    "write the same failure in other ways and measure each against the standard record",
     "backfire manipulations --env toolshed --limit 24 --out runs/split",
     ManipulationsConfig,
     open_manipulations,

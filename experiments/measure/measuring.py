@@ -157,7 +157,6 @@ def arms_of(tables: Tables) -> pd.DataFrame:
 
 def scoring_study(
     name: str,
-    summary: str,
     example: str,
     config: type[Config],
     open: Callable[[Config], Scoring],
@@ -169,7 +168,6 @@ def scoring_study(
 
     Args:
         name: of the command.
-        summary: see `Study`.
         example: see `Study`.
         config: its class.
         open: see `ItemStudy`.
@@ -179,7 +177,6 @@ def scoring_study(
     """
     return ItemStudy(
         name,
-        summary,
         example,
         config,
         rows="scores",

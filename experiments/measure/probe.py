@@ -124,7 +124,6 @@ def report(context: Probing, tables: Tables) -> Report:
 
 STUDY = scoring_study(
     "probe",
-    "measure how much a recorded failure raises or lowers the log-probability of repeating it",
     "backfire probe --limit 24 --out runs/first",
     ProbeConfig,
     open_probe,

@@ -150,7 +150,6 @@ def read_summary(place: Path) -> pd.DataFrame:
 
 STUDY = Study(
     "scaling",
-    "run the decomposition on many models and fit G against their size",
     "backfire scaling --models smollm2-135m,smollm2-360m,qwen2.5-0.5b --env all --limit 48 --out runs/scaling",
     ScalingConfig,
     run,

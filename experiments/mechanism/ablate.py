@@ -303,7 +303,8 @@ def report(context: AblateContext, tables: Tables) -> Report:
         index=["how", "k", "kind", "set"], columns="measure", values="mean"
     ).reset_index()
     removed, controls, dose = (
-        table[table["metric"] == metric] for table in map(tables.__getitem__, ("ablate_removed", "ablate_controls", "ablate_dose"))
+        table[table["metric"] == metric]
+        for table in map(tables.__getitem__, ("ablate_removed", "ablate_controls", "ablate_dose"))
     )
     changes = tables["ablate_off_target"]
     parts = [
@@ -340,7 +341,6 @@ def fitted(context: AblateContext) -> dict[str, dict[str, dict[str, float]]]:
 
 STUDY = ItemStudy(
     "ablate",
-    "take a frozen head set out of the whole run and measure again, beside controls of six kinds",
     "backfire ablate --heads top:16 --how mean,resample --controls 20 --k 4,8,16,32 --limit 12 --out runs/first",
     AblateConfig,
     rows="ablate",

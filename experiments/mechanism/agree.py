@@ -140,7 +140,9 @@ def agree_tables(context: AgreeContext, folder: RunFolder) -> dict[str, pd.DataF
     return {
         "agree": agreed.assign(uses_task_data=agreed["score"].isin(TRANSCRIPT_SCORES)),
         "agree_scores": between.assign(uses_task_data=between["other"].isin(TRANSCRIPT_SCORES)),
-        "agree_suppressors": by_metric(effects, lambda own: suppressors(own, scores, rng_for, known), METRICS),
+        "agree_suppressors": by_metric(
+            effects, lambda own: suppressors(own, scores, rng_for, known), METRICS
+        ),
     }
 
 
@@ -169,7 +171,6 @@ def _shown(agreed: pd.DataFrame) -> pd.DataFrame:
 
 STUDY = ItemStudy(
     "agree",
-    "compare the ranking of heads by every score with that by their causal effects",
     "backfire agree --out runs/first",
     AgreeConfig,
     rows="agree",

@@ -148,14 +148,18 @@ def attribute_tables(context: AttributeContext, folder: RunFolder) -> dict[str, 
         "attribute": by_metric(table, lambda rows: rows),
         "attribute_screening": by_metric(table, lambda rows: screen_agreement(rows, rng_for), METRICS),
         "attribute_screen_misses": by_metric(table, lambda rows: misses(rows, screen, rng_for), METRICS),
-        "attribute_false_negatives": by_metric(table, lambda rows: false_negatives(rows, 16, screen), METRICS),
+        "attribute_false_negatives": by_metric(
+            table, lambda rows: false_negatives(rows, 16, screen), METRICS
+        ),
     }
 
 
 def report(context: AttributeContext, tables: Tables) -> Report:
     """Agreement over all units, and what a screen misses."""
     metric = context.config.metric
-    found, missed = (of_metric(tables[name], metric) for name in ("attribute_screening", "attribute_screen_misses"))
+    found, missed = (
+        of_metric(tables[name], metric) for name in ("attribute_screening", "attribute_screen_misses")
+    )
     lines = [f"{metric}:", frame_text(found[found["scope"] == "pooled"]), "", frame_text(missed)]
     if context.kept and context.kept.used:
         lines.append(
@@ -171,7 +175,6 @@ def taken(context: AttributeContext, _: Tables) -> Mapping[str, Any]:
 
 STUDY = ItemStudy(
     "attribute",
-    "estimate every head's effect by gradients and show the estimates against the exact sweep",
     "backfire attribute --limit 4 --steps 1 --out runs/first",
     AttributeConfig,
     rows="attribute",

@@ -510,7 +510,6 @@ def _hash(what: pd.DataFrame | ItemSet) -> str:
 
 STUDY = Study(
     "circuit",
-    "find the smallest set of heads that carries a share of Δcopy, and test it where it was not found",
     "backfire circuit --limit 24 --criterion necessity --transfer none --out runs/first",
     CircuitConfig,
     run,

@@ -122,7 +122,6 @@ def strongest(table: pd.DataFrame) -> str:
 
 STUDY = ItemStudy(
     "direct",
-    "split every head's and MLP's effect into what reaches the logits by itself and what goes through others",
     "backfire direct --from pre --to neut --limit 4 --out runs/first",
     PairSweepOptions,
     rows="direct",

@@ -96,7 +96,9 @@ def causal(folder: RunFolder, engine: Engine, sequences: RepeatedTokens, quiet: 
             mean = sequence_mean(engine, sequences) if mean is None else mean
             query = occurrence_query(sequences, index, CAUSAL_SCORES[score])
             drops = {str(head): drop for head, drop in ablation_drops(engine, query, mean).items()}
-            folder.append("heads_causal_copying", {"id": row_id, "sequence": index, "score": score, "heads": drops})
+            folder.append(
+                "heads_causal_copying", {"id": row_id, "sequence": index, "score": score, "heads": drops}
+            )
     long = [
         {"layer": head.layer, "head": head.head, "score": row["score"], "drop": drop}
         for row in folder.rows("heads_causal_copying").to_dict("records")
@@ -120,7 +122,6 @@ def write_heads(
 
 STUDY = Study(
     "heads",
-    "find induction-style heads on repeated random tokens and freeze a set",
     "backfire heads --top 16 --out runs/first",
     HeadsConfig,
     run,

@@ -291,7 +291,6 @@ def fitted(context: JointContext, _: Tables) -> Mapping[str, Any]:
 
 STUDY = ItemStudy(
     "joint",
-    "what the best heads carry of Δcopy together, by eight methods, each beside seven kinds of controls",
     "backfire joint --k 4,8,16,32 --controls 20 --limit 12 --out runs/first",
     JointConfig,
     rows="joint",

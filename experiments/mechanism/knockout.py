@@ -224,7 +224,6 @@ def _streams(session: Session, pair: tuple[str, str], kind: str) -> RngFactory:
 
 STUDY = ItemStudy(
     "knockout",
-    "cut attention from where the call would be repeated to the failed call in the record",
     "backfire knockout --limit 8 --k 8,16 --controls 3 --out runs/first",
     KnockoutConfig,
     rows="knockout",

@@ -95,7 +95,6 @@ def report(context: PairContext, tables: Tables) -> Report:
 
 STUDY = ItemStudy(
     "layers",
-    "attribute a difference of two conditions to layers: MLP outputs and the residual stream",
     "backfire layers --from pre --to neut --limit 4 --out runs/first",
     PairSweepOptions,
     rows="layers",

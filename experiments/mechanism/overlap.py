@@ -129,7 +129,6 @@ def require_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
 
 STUDY = Study(
     "overlap",
-    "does the mark of failure (Δsem) have heads of its own, and are they those of Δcopy",
     "backfire overlap --out runs/first --with runs/first-sem",
     OverlapConfig,
     run,

@@ -239,7 +239,11 @@ def measure(context: PatchContext, unit: ItemUnit) -> list[Row]:
 def patch_tables(context: PatchContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
     """The four tables of every patch in the folder, and patch_estimates.csv of a screen."""
     tables = effects_tables(folder, context.session)
-    return tables if context.config.screen == NO_SCREEN else {**tables, "patch_estimates": estimates_table(folder)}
+    return (
+        tables
+        if context.config.screen == NO_SCREEN
+        else {**tables, "patch_estimates": estimates_table(folder)}
+    )
 
 
 def of_group(table: pd.DataFrame, group: Group) -> pd.DataFrame:
@@ -277,7 +281,6 @@ def skips(skipped: Mapping[str, str]) -> list[str]:
 
 STUDY = ItemStudy(
     "patch",
-    "attribute a difference of two conditions to heads or layers by exact noising and denoising",
     "backfire patch --from pre --to neut --site z --direction both --limit 4 --out runs/first",
     PatchConfig,
     rows="patch",

@@ -252,7 +252,6 @@ def report(context: PathContext, tables: Tables) -> Report:
 
 STUDY = ItemStudy(
     "path",
-    "cut the path from previous-token heads into the keys of induction heads at the recorded call",
     "backfire path --senders 8 --receivers 8 --how mean --controls 20 --limit 4 --out runs/first",
     PathConfig,
     rows="path",

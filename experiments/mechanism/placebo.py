@@ -350,7 +350,6 @@ def placebo_tables(context: PlaceboContext, folder: RunFolder) -> dict[str, pd.D
 
 STUDY = ItemStudy(
     "placebo",
-    "what must find nothing: redrawn weights, shuffled heads, an unrelated call, self-patches, padding",
     "backfire placebo --limit 12 --where candidate --out runs/first",
     PlaceboConfig,
     rows="placebo",

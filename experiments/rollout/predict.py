@@ -309,7 +309,6 @@ def _curves(probable: Sequence[str]) -> ArmTable:
 
 STUDY = Study(
     "predict",
-    "whether G, copy and repeat probabilities before a step of a rollout tell that it repeats",
     "backfire predict --out runs/rollouts",
     PredictConfig,
     run,

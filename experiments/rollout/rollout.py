@@ -120,7 +120,6 @@ def derive(
 
 STUDY = Study(
     "rollout",
-    "let the model act under harnesses, bans and changed heads, and count what it repeats",
     "backfire rollout --env toolshed --harness all --tasks 24 --out runs/rollouts",
     RolloutConfig,
     run,

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from experiments.commands import COMMANDS
 from mech.errors import InputError
 
 
@@ -128,16 +129,20 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class Study(Generic[C]):
-    """One subcommand: what it does in a line, an example, its config class, and the function that does it.
+    """One subcommand: an example, its config class, and the function that does it.
 
     A study that maps over items is an `experiments.run.run_study.ItemStudy`.
     """
 
     name: str
-    summary: str
     example: str
     config: type[C]
     run: Callable[[C], Report]
+
+    @property
+    def summary(self) -> str:
+        """What it does, as `experiments.commands` says; empty for a study that is no command of `backfire`."""
+        return COMMANDS[self.name].summary if self.name in COMMANDS else ""
 
     @property
     def options(self) -> tuple[Option, ...]:
