@@ -129,7 +129,9 @@ def write_item_pairs(run: Path) -> None:
             ("measure", "-", "-", "G"),
         )
     ]
-    pd.DataFrame(rows).reindex(columns=list(TABLES["compare_item_pairs"])).to_csv(run / "compare_item_pairs.csv", index=False)
+    pd.DataFrame(rows).reindex(columns=list(TABLES["compare_item_pairs"])).to_csv(
+        run / "compare_item_pairs.csv", index=False
+    )
 
 
 def write_controls(run: Path, rng: np.random.Generator) -> None:
@@ -140,7 +142,9 @@ def write_controls(run: Path, rng: np.random.Generator) -> None:
         for k in sizes
         for place, kind in enumerate(kinds)
     ]
-    pd.DataFrame(controls, columns=list(TABLES["ablate_controls"])).to_csv(run / "ablate_controls.csv", index=False)
+    pd.DataFrame(controls, columns=list(TABLES["ablate_controls"])).to_csv(
+        run / "ablate_controls.csv", index=False
+    )
     rows = []
     for quantity, delta, slope in (
         ("sem", 0.5, 0.01), ("reference_logprob", 0.5, -0.8), ("prose_loss", 0.1, 0.004), ("code_loss", 0.1, 0.01),
@@ -154,7 +158,9 @@ def write_controls(run: Path, rng: np.random.Generator) -> None:
                 inside = abs(change) + arm < delta
                 cells = (1.0, 1.0 + change, change, change - arm, change + arm, delta, inside, 25, 20)
                 rows.append(("mean", f"top{k}{label}", kind, k, quantity, *cells))
-    pd.DataFrame(rows, columns=list(TABLES["ablate_off_target"])).to_csv(run / "ablate_off_target.csv", index=False)
+    pd.DataFrame(rows, columns=list(TABLES["ablate_off_target"])).to_csv(
+        run / "ablate_off_target.csv", index=False
+    )
     agreed = []
     for direction in ("denoise", "noise"):
         for place, score in enumerate(

@@ -1,8 +1,8 @@
 """`backfire compare --items RUN --published FILE`: the scores of single items beside published ones.
 
-RUN/scores.jsonl and FILE → compare_items.csv (a row a condition and candidate, or measure) and compare_item_pairs.csv (a row an
-item), which the figure `item_compare` is drawn from. The columns by which a published file is recognised are listed in
-`probes.measures.item_compare`.
+RUN/scores.jsonl and FILE → compare_items.csv (a row a condition and candidate, or measure) and compare_item_pairs.csv
+(a row an item), which the figure `compare_items` is drawn from. The columns by which a published file is recognised
+are listed in `probes.measures.item_compare`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def compare_items(
         published: see `probes.measures.item_compare`.
         names: our model's name → the file's; otherwise our name without an ending -q4.
         within: nats; a larger difference makes the report not ok.
-        out: the file of the summary, in whose folder compare_item_pairs.csv is put; by default compare_items.csv in the run.
+        out: the file of the summary, in whose folder compare_item_pairs.csv is put; by default compare_items.csv in
+        the run.
 
     Raises:
         InputError: a file is missing or holds no per-item numbers, or no item of the one is in the other.

@@ -1,8 +1,11 @@
 """From the rows of an ablation study to its tables; all have the column `how`, all but two the column `metric`.
 
-ablate.csv    every measure under every set               ablate_removed.csv       share of the difference a set removes
-ablate_controls.csv    each size against its controls              ablate_dose.csv          the whole dose curve against the controls'
-ablate_off_target.csv   what else changes, and whether within ±δ    ablate_control_sets.csv  how well controls match, and their size
+ablate.csv               every measure under every set
+ablate_removed.csv       share of the difference that a set removes
+ablate_controls.csv      each size against its controls
+ablate_dose.csv          the whole dose curve against the controls'
+ablate_off_target.csv    what else changes, and whether within ±δ
+ablate_control_sets.csv  how well controls match, and their size
 
 With v(c) the metric under condition c (mean over draws):
 
@@ -21,7 +24,6 @@ import pandas as pd
 
 from experiments.heads.sets import Ablated
 from experiments.run.run_folder import RunFolder
-from experiments.run.schema import CONTROL_SETS
 from experiments.run.session import Session
 from mech.errors import InputError
 from probes.effects.dose import against_controls, dose_areas, dose_curve, share_removed
@@ -108,9 +110,7 @@ def long_off_target(rows: pd.DataFrame) -> pd.DataFrame:
 def _losses(row: dict[Any, Any]) -> dict[str, list[float]]:
     losses = row.get("losses")
     if not isinstance(losses, dict):
-        raise InputError(
-            f"The row '{row['id']}' of ablate.jsonl has no losses: restore or delete that line."
-        )
+        raise InputError(f"The row '{row['id']}' of ablate.jsonl has no losses: restore or delete that line.")
     return losses
 
 
@@ -151,12 +151,15 @@ def ablation_tables(
         parts["ablate_off_target"].append(_first(_changes(units, delta, delta_loss, rng_for), {"how": how}))
     whole = {name: pd.concat(found, ignore_index=True) for name, found in parts.items()}
     whole |= {name: corrected(whole[name], name) for name in ("ablate_controls", "ablate_dose")}
-    lines = [
-        (one.label, one.kind, one.k, one.n_heads, one.ratio, one.displaced, one.reached)
+    controls = [
+        {
+            **{"set": one.label, "kind": one.kind, "k": one.k, "n_heads": one.n_heads},
+            **{"ratio": one.ratio, "displaced": one.displaced, "reached": one.reached},
+        }
         for one in sets
         if one.kind not in ("none", "selected")
     ]
-    return {**whole, "ablate_control_sets": pd.DataFrame(lines, columns=list(CONTROL_SETS))} if lines else whole
+    return {**whole, "ablate_control_sets": pd.DataFrame(controls)} if controls else whole
 
 
 def draw_sds(draws: pd.DataFrame) -> dict[str, float]:

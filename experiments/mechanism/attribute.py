@@ -3,8 +3,8 @@
 Per item, direction and candidate (a×, the reference action): one (or, with --steps, a few) backward passes, one more
 for the diverging tokens of a×, and the exact patch of every unit (from `direct`, where the folder has its rows of the
 same pair and settings). attribute.jsonl → attribute.csv, attribute_screening.csv
-(Spearman, recall, reliability), attribute_screen_misses.csv (what a screen of k can miss), attribute_false_negatives.csv (by name): each by
-every metric.
+(Spearman, recall, reliability), attribute_screen_misses.csv (what a screen of k can miss),
+attribute_false_negatives.csv (by name): each by every metric.
 """
 
 from __future__ import annotations

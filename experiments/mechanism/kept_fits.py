@@ -1,7 +1,7 @@
 """Fitted constants that a run folder keeps: fitting takes minutes, and a resumed run or another pair needs the same.
 
-joint_fits.jsonl has one row a head set and settings (replacement, model, wording, engine): losses, steps and each head's
-constant, written as soon as it is fitted. Float32 values come back from JSON as they were.
+joint_fits.jsonl has one row a head set and settings (replacement, model, wording, engine): losses, steps and each
+head's constant, written as soon as it is fitted. Float32 values come back from JSON as they were.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@
                     beside the size that has them, off-target changes
 
 Methods at the action positions come from `backfire joint` (joint.csv, joint_off_target.csv), the ablation at all
-positions, whose losses on prose and code are read, from `backfire ablate` (ablate_removed.csv, ablate_controls.csv, ablate_off_target.csv).
+positions, whose losses on prose and code are read, from `backfire ablate` (ablate_removed.csv, ablate_controls.csv,
+ablate_off_target.csv).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """`backfire patch --screen attribution:N`: one backward pass an item picks the heads that are patched exactly.
 
-Estimates of z (`mech.patching.attribution`, one step) on every metric are kept item by item in patch_estimates.jsonl and
-averaged over items, direction by direction; the N heads of largest |mean| on --metric are patched on all items.
-patch_estimates.csv has every head, and whether it was patched. A screen is no result: what it can miss is told beside it.
+Estimates of z (`mech.patching.attribution`, one step) on every metric are kept item by item in patch_estimates.jsonl
+and averaged over items, direction by direction; the N heads of largest |mean| on --metric are patched on all items.
+patch_estimates.csv has every head, and whether it was patched. A screen is no result: what it can miss is told beside
+it.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def run_screen(
 
 
 def estimates_table(folder: RunFolder) -> pd.DataFrame:
-    """patch_estimates.csv: every head's mean estimate, of every pair screened in the folder, and whether it was patched."""
+    """patch_estimates.csv: every head's mean estimate, pair by pair, and whether it was patched."""
     table = pooled(folder.rows("patch_estimates"))
     rows = folder.rows("patch")
     done = {

@@ -1,8 +1,8 @@
 """The tables of `backfire patch`, from all rows of a folder: every site, place and pair of conditions by itself.
 
-patch_effects.csv and patch_sets.csv (parts and sets by item); patch.csv and patch_redundancy.csv (over items). Each line says its
-metric, site, at, from and to. `head` counts query heads and is empty for keys and values, whose `kv_head` is given, and
-for layers.
+patch_effects.csv and patch_sets.csv (parts and sets by item); patch.csv and patch_redundancy.csv (over items). Each
+line says its metric, site, at, from and to. `head` counts query heads and is empty for keys and values, whose
+`kv_head` is given, and for layers.
 """
 
 from __future__ import annotations
@@ -89,7 +89,12 @@ def effects_tables(folder: RunFolder, session: Session) -> dict[str, pd.DataFram
 
 def _effects_tables(folder: RunFolder, session: Session) -> dict[str, pd.DataFrame]:
     rows = session.clustered(folder.rows("patch"))
-    found: dict[str, list[pd.DataFrame]] = {"patch_effects": [], "patch_sets": [], "patch": [], "patch_redundancy": []}
+    found: dict[str, list[pd.DataFrame]] = {
+        "patch_effects": [],
+        "patch_sets": [],
+        "patch": [],
+        "patch_redundancy": [],
+    }
     for group, part in rows.groupby(list(GROUP), sort=False):
         named = dict(zip(GROUP, group, strict=True))
         rng_for = _streams(session, tuple(map(str, group)))

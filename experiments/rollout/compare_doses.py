@@ -16,7 +16,7 @@ from experiments.rollout.text import contrast_text
 from experiments.run.durable import naming, replace
 from experiments.run.frames import read_frame
 from experiments.run.run_json import read_run
-from experiments.run.schema import ROLLOUT_DOSES, ROLLOUTS
+from experiments.run.schema import TABLES
 from experiments.run.seeds import stream
 from experiments.run.study import Report
 from mech.errors import InputError
@@ -70,7 +70,7 @@ def _read(run: Path) -> pd.DataFrame:
     """The rollouts of a run without those of random heads."""
     path = run / "rollout.csv"
     table = read_frame(path)
-    lacking = [name for name in ROLLOUTS if name not in table.columns]
+    lacking = [name for name in TABLES["rollout"] if name not in table.columns]
     if lacking or table.empty:
         raise InputError(f"{path} is no table of rollouts: it lacks {', '.join(lacking) or 'rows'}.")
     return table[~table["change"].map(is_random)].reset_index(drop=True)
@@ -111,4 +111,4 @@ def _with_size(table: pd.DataFrame, rollouts: pd.DataFrame) -> pd.DataFrame:
         k=table["arm"].map(sizes.map(lambda found: int(found[2]) if found else None)).astype("Int64"),
     )
     order = ["model", "env", "metric", "harness", "change", "k"]
-    return joined[list(ROLLOUT_DOSES)].sort_values(order[2:], kind="stable", ignore_index=True)
+    return joined[list(TABLES["compare_doses"])].sort_values(order[2:], kind="stable", ignore_index=True)

@@ -16,8 +16,8 @@ whose agent was itself ablated (--change ablate, ablate-random) are decision poi
 acted, `ablation` under what the step was scored. predict_arms.csv has the AUC of every predictor under an arm less
 that of the whole model, on the same points.
 
-predict.jsonl → predict.csv (AUC by predictor) and predict_calibration.csv (of the probabilities). What is predicted: the step
-is a canonical repeat of a call that failed before; for p_exact, that it is a× to the letter and ends there.
+predict.jsonl → predict.csv (AUC by predictor) and predict_calibration.csv (of the probabilities). What is predicted:
+the step is a canonical repeat of a call that failed before; for p_exact, that it is a× to the letter and ends there.
 """
 
 from __future__ import annotations

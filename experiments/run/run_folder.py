@@ -28,12 +28,12 @@ import pandas as pd
 from experiments.run.durable import append_bytes, parse_rows, replace, take_lock, to_json, writing
 from experiments.run.frames import EXACT_FLOATS, numeric, read_frame
 from experiments.run.run_json import SCHEMA_VERSION, config_hash, read_run, recorded
-from experiments.run.schema import ABLATION, EFFECTS, HEADS, MEASURES, ROWS, SCORES, SUMMARY, TABLES
+from experiments.run.schema import ROWS, TABLES
 from mech.errors import InputError
 
 __all__ = [
     "RunFolder", "config_hash", "read_run", "recorded", "read_frame", "numeric", "utc_now",
-    "EXACT_FLOATS", "SCHEMA_VERSION", "ROWS", "TABLES", "SCORES", "MEASURES", "SUMMARY", "HEADS", "EFFECTS", "ABLATION",
+    "EXACT_FLOATS", "SCHEMA_VERSION", "ROWS", "TABLES",
 ]  # fmt: skip
 
 _BEFORE_RUN_JSON = {".lock", ".run.json.tmp"}  # all there is if the first process died at once
@@ -174,13 +174,18 @@ class RunFolder:
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
         """Write NAME.csv, whole or not at all; equal frames give equal bytes, and floats read back exactly.
 
+        The schema's columns come first, in its order, then those that the frame has beyond them. A frame without rows
+        may lack columns.
+
         Raises:
-            InputError: the first columns are not the schema's, a number is infinite, or the disk refuses; the
-                table that was there before is kept.
+            InputError: a column of the schema is missing, a number is infinite, or the disk refuses; the table that
+                was there before is kept.
         """
         required = TABLES.get(name, ())
-        if tuple(frame.columns[: len(required)]) != required:
-            raise InputError(f"Table '{name}' must begin with the columns {', '.join(required)}.")
+        missing = [column for column in required if column not in frame.columns]
+        if missing and len(frame):
+            raise InputError(f"Table '{name}' lacks the columns {', '.join(missing)}.")
+        frame = frame.reindex(columns=list(dict.fromkeys([*required, *frame.columns])))
         numbers = frame.select_dtypes("number").to_numpy(dtype=float, na_value=np.nan)
         if np.isinf(numbers).any():
             raise InputError(f"Table '{name}' holds an infinite number and was not written.")

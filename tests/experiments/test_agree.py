@@ -39,7 +39,7 @@ def test_tables_compare_the_folders_patches_with_scores_and_their_own_transcript
     single = long[long["layer"].notna()]
     means = single.groupby(["metric", "direction", "layer", "head"])["effect_nats"].mean()
     table = shell.table("agree")
-    assert tuple(table.columns) == schema.AGREEMENT
+    assert tuple(table.columns) == schema.TABLES["agree"]
     found = table[table["statistic"] == "spearman"].set_index(["metric", "direction", "score"])
     found = found.sort_index()
     assert set(found.index) == {
@@ -58,10 +58,15 @@ def test_tables_compare_the_folders_patches_with_scores_and_their_own_transcript
             row["uses_task_data"] == (name in TRANSCRIPT_SCORES) and row["n"] == 3 and row["n_clusters"] == 2
         )
     between = shell.table("agree_scores")
-    assert tuple(between.columns) == schema.SCORE_AGREEMENT and set(between["score"]) == {"prefix_matching"}
+    assert tuple(between.columns) == schema.TABLES["agree_scores"] and set(between["score"]) == {
+        "prefix_matching"
+    }
     assert between["uses_task_data"].sum() == len(TRANSCRIPT_SCORES)
-    assert ("metric", *SUPPRESSORS) == schema.SUPPRESSORS
-    assert tuple(shell.table("agree_suppressors").columns[: len(SUPPRESSORS) + 1]) == schema.SUPPRESSORS
+    assert ("metric", *SUPPRESSORS) == schema.TABLES["agree_suppressors"]
+    assert (
+        tuple(shell.table("agree_suppressors").columns[: len(SUPPRESSORS) + 1])
+        == schema.TABLES["agree_suppressors"]
+    )
     assert any("transcript_induction" in line for line in said.out)
     # Nothing is run again, and only items that were patched are scored.
     shell.ran("agree")

@@ -36,7 +36,9 @@ def test_exact_effects_are_those_of_patch_and_estimates_stand_beside_them(shell:
     assert line["effects_nats"] == pytest.approx(margin["effect_nats"].sum().mean())
     assert line["delta_nats"] == pytest.approx(margin["delta"].first().mean())
     assert f"of {line['delta_nats']:.1f} nats" in line["with"]
-    assert len(shell.table("attribute_screen_misses")) and shell.path("attribute_false_negatives.csv").is_file()
+    assert (
+        len(shell.table("attribute_screen_misses")) and shell.path("attribute_false_negatives.csv").is_file()
+    )
     assert any("spearman" in line for line in said.out)
 
 

@@ -80,6 +80,15 @@ def test_help_shows_every_option_and_an_example(name: str, capsys: pytest.Captur
         name = option.name.upper()
         written = rf"^ *{name}\b" if option.positional else rf"--{option.name}(?![\w-])"
         assert re.search(written, shown, re.M)
+        if not (option.positional or option.switch):
+            assert f"--{option.name} {option.word}: " in " ".join(shown.split())
+
+
+def test_help_says_which_options_take_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, words in (("patch", ["--limit INT:", "--k INT,...:"]), ("ablate", ["--delta FLOAT:"])):
+        assert main([name, "--help"]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert all(word in shown for word in words)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -14,10 +14,11 @@ import pytest
 from experiments.cli import main
 from experiments.run import schema
 from experiments.run.run_folder import config_hash
-from figures.item_compare import draw_item_compare, pair_numbers
-from figures.load import MissingTable, read_table
+from figures.compare_items import draw_compare_items, pair_numbers
+from figures.load import MissingTable
 from probes.measures import item_compare
 from probes.rollouts.steps import per_rollout
+from tests.figure_tables import read_table
 from tests.step_cases import rollout, together
 from tests.study_cases import Said
 
@@ -212,7 +213,7 @@ def test_the_figure_holds_the_pairs_that_both_sides_have(scoring: Callable[..., 
     table = published(0.5)
     table[table["item_id"] != "i3"].to_csv("long.csv", index=False)
     assert scoring("--items", "run", "--published", "long.csv").code == 0
-    written = draw_item_compare(Path("run"))
+    written = draw_compare_items(Path("run"))
     found = pd.read_csv(written[2])
     assert len(found) == 8 + 6 and "i3" not in set(found["item_id"])
     np.testing.assert_allclose(found.loc[found["kind"] == "score", "difference"], 0.5)
@@ -257,7 +258,7 @@ def test_rollouts_of_several_sizes_are_one_table_by_size(scoring: Callable[..., 
     said = scoring("hide8", "hide4")
     assert said.code == 0, said.err
     table = pd.read_csv("hide8/compare_doses.csv")
-    assert tuple(table.columns) == schema.ROLLOUT_DOSES
+    assert tuple(table.columns) == schema.TABLES["compare_doses"]
     rows = table[table["metric"] == "repeat_per_chance"]
     assert rows[["change", "k", "n", "n_changed"]].to_numpy().tolist() == [
         ["knockout", 4, 8, 8],

@@ -209,9 +209,7 @@ def test_layers_are_those_of_patch_and_end_in_the_whole_answer(shell: Shell) -> 
     table = shell.logprob("layers")
     keys = ["direction", "layer"]
     mlp = table[table["site"] == "mlp_out"].set_index(keys)["share"]
-    np.testing.assert_allclose(
-        mlp, shell.logprob("patch").set_index(keys).loc[mlp.index, "share"], atol=1e-6
-    )
+    np.testing.assert_allclose(mlp, shell.logprob("patch").set_index(keys).loc[mlp.index, "share"], atol=1e-6)
     resid = table[table["site"] == "resid_pre"].set_index(keys)["share"]
     for direction in ("noise", "denoise"):
         assert resid[direction, 0] == 0.0  # the same tokens

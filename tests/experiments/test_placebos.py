@@ -12,7 +12,7 @@ import torch
 from scipy.stats import t
 
 from experiments.mechanism.placebo import self_patches, shuffled_heads, verdict
-from experiments.run.schema import PLACEBOS
+from experiments.run.schema import TABLES
 from experiments.run.session import Session
 from mech.engine.engine import Engine
 from mech.errors import InputError
@@ -67,7 +67,7 @@ def test_every_placebo_behaves_on_an_induction_model(shell: Shell, monkeypatch: 
     dump_items(garden(0, 2, tasks=3), shell.items)
     words = ["--model", folder, "--top", "1", "--where", "candidate", "--shuffles", "19", "--controls", "0"]
     said = shell.ran("placebo", *words)
-    assert tuple(shell.table("placebo").columns) == PLACEBOS == placebo_checks.PLACEBOS
+    assert tuple(shell.table("placebo").columns) == TABLES["placebo"] == placebo_checks.PLACEBOS
     every = shell.table("placebo")
     assert set(every["metric"]) == set(FORMS)
     table = every[every["metric"] == "logprob"].set_index("what")

@@ -28,7 +28,7 @@ from experiments.rollout.predict import PREDICTORS
 from experiments.rollout.text import SHOWN, rollout_text
 from experiments.run.places import checkpoint_cache
 from experiments.run.run_folder import RunFolder
-from experiments.run.schema import STEPS
+from experiments.run.schema import ROWS
 from experiments.run.seeds import py_stream
 from mech.decoding.bans import Proposal, token_bans
 from mech.decoding.decode import Decoding, decode_uncached
@@ -64,7 +64,7 @@ def short_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_step_is_kept_with_all_that_led_to_it(shell: Shell) -> None:
     said = shell.ran("rollout", "--harness", "verbatim,verbatim+ban", "--detectors", "2,4,6", *SMALL)
     rows = shell.lines("rollout")
-    assert all(set(STEPS) <= set(row) for row in rows)
+    assert all(set(ROWS["rollout"]) <= set(row) for row in rows)
     assert {row["arm"] for row in rows} == {"verbatim", "verbatim+ban"}
     for row in rows:
         assert row["stop"] and row["kind"] and row["n_prompt_tokens"] == len(row["prompt_ids"])

@@ -535,7 +535,8 @@ def test_ablate_ranks_each_set_among_controls_of_each_kind_and_says_what_else_it
         assert matches.loc[f"top2/norm{index}", "ratio"] == pytest.approx(ratio, rel=1e-5)
     removed = shell.table("ablate_removed").query("metric == 'logprob'").set_index("set")["share"]
     controls, area = (
-        shell.table(name).query("metric == 'logprob'").set_index("control") for name in ("ablate_controls", "ablate_dose")
+        shell.table(name).query("metric == 'logprob'").set_index("control")
+        for name in ("ablate_controls", "ablate_dose")
     )
     assert np.isnan(controls.loc["complement", "p"]) and controls.loc["complement", "n_controls"] == 1
     for kind in ("random", "norm"):
@@ -672,9 +673,7 @@ def test_any_pair_of_conditions_is_a_difference_to_remove(shell: Shell) -> None:
     rows = [row for row in shell.lines("ablate") if row["scores"]]
     assert {(row["from"], row["to"]) for row in rows} == {("neut", "fail")}
     assert set(rows[0]["scores"]["margin"]) == {"neut", "fail"}
-    curve = (
-        shell.table("ablate").query("metric == 'logprob' and set == 'none'").set_index("measure")["mean"]
-    )
+    curve = shell.table("ablate").query("metric == 'logprob' and set == 'none'").set_index("measure")["mean"]
     assert curve["copy"] == curve["sem"] and "G" not in curve.index
     said = shell("ablate", "--from", "neut", "--to", "neut", *RANDOM, out="same")
     said.sentence("--from and --to are both neut")

@@ -13,9 +13,10 @@ from matplotlib.image import imread
 from scipy.stats import spearmanr
 
 from figures import FigureError, style, write_all
-from figures.attribution import attribution_numbers, draw_attribution
+from figures.attribute import attribution_numbers, draw_attribute
 from figures.labels import overlap
-from figures.load import REQUIRED, MissingTable, read_table
+from figures.load import MissingTable
+from tests.figure_tables import READS, read_table
 
 N_LAYERS, N_HEADS, ITEMS = 10, 9, ("a", "b", "c")
 
@@ -90,7 +91,7 @@ def test_the_panels_show_the_line_the_correlation_and_the_names_of_what_was_miss
     tmp_path: Path, drawn: list[Figure]
 ) -> None:
     table = write(tmp_path)
-    draw_attribution(tmp_path)
+    draw_attribute(tmp_path)
     [figure] = drawn
     panels = figure.axes
     assert len(panels) == 4
@@ -127,14 +128,14 @@ def test_the_panels_show_the_line_the_correlation_and_the_names_of_what_was_miss
 
 def test_one_direction_and_heads_alone_are_one_panel(tmp_path: Path, drawn: list[Figure]) -> None:
     write(tmp_path, ("noise",), mlps=False)
-    draw_attribution(tmp_path)
+    draw_attribute(tmp_path)
     assert len(drawn[0].axes) == 1
     table = read_table(tmp_path, "attribute.csv")
     mixed = pd.concat([table, table.assign(direction="denoise", site="mlp_out", head=np.nan)[:10]])
     mixed.drop_duplicates(["item_id", "site", "direction", "layer", "head"]).to_csv(
         tmp_path / "attribute.csv", index=False
     )
-    draw_attribution(tmp_path)
+    draw_attribute(tmp_path)
     assert [axes.axison for axes in drawn[1].axes] == [False, True, True, False]
 
 
@@ -155,10 +156,10 @@ def test_a_run_with_this_table_alone_has_the_figure_with_its_three_files(tmp_pat
 def test_what_cannot_be_drawn_is_skipped_or_refused_by_name(tmp_path: Path) -> None:
     table = write(tmp_path)
     path = tmp_path / "attribute.csv"
-    for column in REQUIRED["attribute.csv"]:
+    for column in READS["attribute", "attribute.csv"]:
         table.drop(columns=column).to_csv(path, index=False)
         with pytest.raises(FigureError, match=f"attribute.csv lacks the column {column}"):
-            draw_attribution(tmp_path)
+            draw_attribute(tmp_path)
     for change, message in (
         (
             pd.concat([table, table[:1]]),
@@ -172,13 +173,13 @@ def test_what_cannot_be_drawn_is_skipped_or_refused_by_name(tmp_path: Path) -> N
     ):
         change.to_csv(path, index=False)
         with pytest.raises(FigureError, match=message):
-            draw_attribution(tmp_path)
+            draw_attribute(tmp_path)
     for change in (table.assign(direction="sideways"), table.assign(site="attn_out")):
         change.to_csv(path, index=False)
         with pytest.raises(MissingTable, match="no rows of the directions denoise or noise"):
-            draw_attribution(tmp_path)
+            draw_attribute(tmp_path)
     with pytest.raises(MissingTable, match="no rows of noise at the site q"):
         attribution_numbers(table, "q", "noise")
     path.unlink()
     with pytest.raises(MissingTable, match=r"attribution\.csv is not in"):
-        draw_attribution(tmp_path)
+        draw_attribute(tmp_path)

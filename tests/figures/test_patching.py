@@ -8,12 +8,13 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from figures.carried import draw_carried
-from figures.direct_total import direct_numbers
-from figures.layer_profile import layer_numbers
-from figures.load import FigureError, MissingTable, head_shares, of_metric, read_table
-from figures.path_bars import path_numbers
-from figures.site_comparison import site_numbers
+from figures.direct import direct_numbers
+from figures.joint import draw_joint
+from figures.layers import layer_numbers
+from figures.load import FigureError, MissingTable, head_shares, of_metric
+from figures.patch_sites import site_numbers
+from figures.path import path_numbers
+from tests.figure_tables import read_table
 from tests.synthetic_patching import write_patching
 from tests.synthetic_run import write_run
 
@@ -91,7 +92,7 @@ def test_one_size_stands_beside_its_controls(
         return []
 
     monkeypatch.setattr("figures.style.save", save)
-    draw_carried(run)
+    draw_joint(run)
     panels = [axes for axes in drawn[0].axes if axes.get_visible()]
     assert len(panels) == 8
     for axes in panels:

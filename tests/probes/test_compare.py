@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.run.schema import COMPARE
+from experiments.run.schema import TABLES
 from mech.errors import InputError
 from probes.measures import compare as module
 from probes.measures.compare import compare, disagreements, only_ours
@@ -47,8 +47,8 @@ OURS = _table(
 
 def test_every_published_line_is_there_in_its_order() -> None:
     table = compare(OURS, PAPER)
-    assert tuple(table.columns) == (*COMPARE, *module.MORE)
-    assert module.COMPARE == COMPARE
+    assert tuple(table.columns) == (*TABLES["compare"], *module.MORE)
+    assert module.COMPARE == TABLES["compare"]
     assert table[["env", "measure"]].to_numpy().tolist() == PAPER[["env", "measure"]].to_numpy().tolist()
     assert (table["model"] == "fig-1m-q4").all() and (table["paper_model"] == "fig-1m").all()
     assert table["paper"].tolist() == PAPER["mean"].tolist()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.run.schema import MANIPULATIONS
+from experiments.run.schema import TABLES
 from mech.errors import InputError
 from probes.measures import manipulations as module
 from probes.measures.manipulations import manipulations
@@ -56,7 +56,7 @@ def test_each_manipulation_is_a_paired_mean_beside_its_own_gain() -> None:
         columns=["model", "env", "item_id", "task_id", "measure", "value"],
     )
     table = manipulations(hand, _rng, n_draws=999)
-    assert tuple(table.columns) == MANIPULATIONS == module.MANIPULATIONS
+    assert tuple(table.columns) == TABLES["manipulations"] == module.MANIPULATIONS
     line = table.iloc[0]
     assert (line["condition"], line["delta"], line["G"], line["n"], line["n_clusters"]) == (
         "fail_k2",
@@ -135,7 +135,7 @@ def test_no_manipulation_gives_an_empty_table() -> None:
     measures = _measures({"fail_echo": 1.0}).query("measure == 'G_fail_echo'")
     for some in (measures, measures.iloc[:0]):
         table = manipulations(some, _rng)
-        assert table.empty and tuple(table.columns) == MANIPULATIONS
+        assert table.empty and tuple(table.columns) == TABLES["manipulations"]
 
 
 @pytest.mark.parametrize("delta", [0.0, -0.5, math.nan])

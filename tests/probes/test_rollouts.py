@@ -31,7 +31,7 @@ def one(steps: pd.DataFrame, **thresholds: float) -> pd.Series:
 
 def test_the_columns_are_the_schemas() -> None:
     table = per_rollout(rollout("aA"))
-    assert tuple(table.columns) == (*schema.ROLLOUTS, *DETECTORS)
+    assert tuple(table.columns) == (*schema.TABLES["rollout"], *DETECTORS)
     assert schema.TABLES["rollout"] == rollout_measures.ROLLOUTS
     assert schema.TABLES["rollout_rates"] == rollout_tables.RATES == tuple(rates(table, rng).columns)
     found = tuple(contrasts(table, rng).columns)

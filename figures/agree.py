@@ -18,6 +18,13 @@ from figures import style
 from figures.layout import LINE, arms, fold, handles_of, rows_of
 from figures.load import DIFFERENCES, DIRECTIONS, MissingTable, is_true, of_metric, read_table, refuse_doubles
 
+READS = {
+    "agree.csv": (
+        *("metric", "direction", "score", "statistic", "k", "estimate", "ci_lo", "ci_hi", "chance"),
+        *("n", "n_heads", "uses_task_data", "effects_nats", "delta_nats"),
+    ),
+}
+"""Table → the columns that are read of it."""
 _LOOKS = {
     "denoise": ("denoising (sufficiency)", style.COPY, "o", -0.16),
     "noise": ("noising (necessity)", style.SEM, "s", 0.16),
@@ -25,9 +32,9 @@ _LOOKS = {
 _TOP = 16
 
 
-def draw_agreement(run: Path, metric: str = "logprob") -> list[Path]:
-    """Write the figure `agreement` from agree.csv; returns its three files."""
-    whole = of_metric(read_table(run, "agree.csv"), "agree.csv", metric)
+def draw_agree(run: Path, metric: str = "logprob") -> list[Path]:
+    """Write the figure `agree` from agree.csv; returns its three files."""
+    whole = of_metric(read_table(run, "agree.csv", READS), "agree.csv", metric)
     table = whole.dropna(subset=["score"])
     sizes = sorted(set(table.loc[table["statistic"] == "jaccard", "k"].dropna()))
     k = min(sizes, key=lambda size: (abs(size - _TOP), size)) if sizes else None
@@ -56,7 +63,7 @@ def draw_agreement(run: Path, metric: str = "logprob") -> list[Path]:
             title=f"{int(rank['n_heads'].max())} heads, {int(rank['n'].max())} items; in italics: scores taken on "
             f"the items themselves\n{_effects(whole, metric)}", title_fontsize=8,
         )  # fmt: skip
-        return style.save(figure, pd.concat(parts), run, "agreement")
+        return style.save(figure, pd.concat(parts), run, "agree")
 
 
 def _effects(table: pd.DataFrame, metric: str) -> str:

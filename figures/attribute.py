@@ -20,8 +20,15 @@ from figures import style
 from figures.labels import name_points
 from figures.layout import handles_of
 from figures.load import DIRECTIONS, FigureError, MissingTable, of_metric, read_table, refuse_doubles
-from figures.score_vs_effect import spearman
+from figures.patch_by_score import spearman
 
+READS = {
+    "attribute.csv": (
+        *("metric", "item_id", "direction", "site", "layer", "head", "effect_nats"),
+        *("estimate_nats",),
+    ),
+}
+"""Table → the columns that are read of it."""
 SITES = {"z": "heads", "mlp_out": "MLPs"}
 _TITLES = {"denoise": "denoising (sufficiency)", "noise": "noising (necessity)"}
 _TOP = 16  # k of recall where there are many units; a quarter of them where there are few
@@ -66,9 +73,9 @@ def _largest(values: pd.Series, k: int) -> np.ndarray:
     return chosen
 
 
-def draw_attribution(run: Path, metric: str = "logprob") -> list[Path]:
-    """Write the figure `attribution` from attribute.csv; returns its three files."""
-    table = of_metric(read_table(run, "attribute.csv"), "attribute.csv", metric)
+def draw_attribute(run: Path, metric: str = "logprob") -> list[Path]:
+    """Write the figure `attribute` from attribute.csv; returns its three files."""
+    table = of_metric(read_table(run, "attribute.csv", READS), "attribute.csv", metric)
     there = set(zip(table["site"], table["direction"], strict=True))
     sites = [site for site in SITES if any((site, direction) in there for direction in DIRECTIONS)]
     directions = [name for name in DIRECTIONS if any((site, name) in there for site in SITES)]
@@ -93,7 +100,7 @@ def draw_attribution(run: Path, metric: str = "logprob") -> list[Path]:
         for axes, numbers in zip(panels, tables, strict=True):
             if not numbers.empty:
                 _name_missed(figure, axes, numbers)
-        return style.save(figure, pd.concat(tables), run, "attribution")
+        return style.save(figure, pd.concat(tables), run, "attribute")
 
 
 def _draw_panel(axes: Axes, numbers: pd.DataFrame, title: str, lowest: bool, metric: str) -> None:
