@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from experiments.run.provenance import provenance
 from experiments.run.run_folder import RunFolder
 from experiments.run.seeds import derive, stream
 from experiments.run.study import (
+    FolderOptions,
     ModelOptions,
-    OutOptions,
     PoolOptions,
     RunOptions,
     SessionOptions,
@@ -66,16 +66,7 @@ class Session:
         Raises:
             InputError: a row is of an item that is not among this session's, whose cluster is therefore not known.
         """
-        if self.cluster == "task" or rows.empty:
-            return rows
-        labels = {item.item_id: cluster_label(item, self.cluster) for item in self.items}
-        unknown = sorted(set(rows["item_id"]) - set(labels))
-        if unknown:
-            raise InputError(
-                f"The folder holds rows of {len(unknown)} items that are not among those named now ({unknown[0]}): "
-                f"their {self.cluster} is not known. Name the same items, or leave out --cluster."
-            )
-        return rows.assign(task_id=rows["item_id"].map(labels))
+        return by_cluster(rows, self.items, self.cluster)
 
     def streams(self, prefix: str) -> RngFactory:
         """As `rng_for`, every name behind this prefix: tables of one kind do not share draws by accident."""
@@ -85,6 +76,24 @@ class Session:
     def model(self) -> Model:
         """The model inside the engine."""
         return self.engine.model
+
+
+def by_cluster(rows: pd.DataFrame, items: Iterable[Item], level: str) -> pd.DataFrame:
+    """Rows with the label of each item's cluster at a level in `task_id`.
+
+    Raises:
+        InputError: a row is of an item that is not among these.
+    """
+    if level == "task" or rows.empty:
+        return rows
+    labels = {item.item_id: cluster_label(item, level) for item in items}
+    unknown = sorted(set(rows["item_id"]) - set(labels))
+    if unknown:
+        raise InputError(
+            f"The folder holds rows of {len(unknown)} items that are not among those named now ({unknown[0]}): "
+            f"their {level} is not known. Name the same items, or leave out --cluster."
+        )
+    return rows.assign(task_id=rows["item_id"].map(labels))
 
 
 def cluster_label(item: Item, level: str) -> str:
@@ -188,7 +197,7 @@ def read_wording(args: WordingFileOptions) -> Wording:
     return load_wording() if path is None else load_wording(path)
 
 
-def require_out(args: OutOptions) -> Path:
+def require_out(args: FolderOptions) -> Path:
     """The run folder that --out names; raises InputError where there is none."""
     if args.out is None:
         raise InputError("Say where to write with --out FOLDER.")
@@ -197,7 +206,7 @@ def require_out(args: OutOptions) -> Path:
 
 def open_run(
     study: Study[Any],
-    args: OutOptions,
+    args: FolderOptions,
     model: Model,
     more: Mapping[str, Any],
     derived: Mapping[str, Any] | None = None,
@@ -236,7 +245,7 @@ def open_run(
 
 def open_folder(
     study: Study[Any],
-    args: OutOptions,
+    args: FolderOptions,
     identity: Mapping[str, Any] | None = None,
     more: Mapping[str, Any] | None = None,
     derived: Mapping[str, Any] | None = None,

@@ -388,8 +388,8 @@ class WordingFileOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WordingOptions(WordingFileOptions):
-    """How transcripts are worded, and what intervals resample."""
+class ClusterOptions:
+    """What intervals resample."""
 
     cluster: Annotated[
         Literal["task", "template", "system"],
@@ -401,15 +401,26 @@ class WordingOptions(WordingFileOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WordingOptions(ClusterOptions, WordingFileOptions):
+    """How transcripts are worded, and what intervals resample."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ItemOptions(WordingOptions, PoolOptions):
     """Which items, how their transcripts are worded, and what intervals resample."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutOptions:
-    """Where to write, and whether to show progress."""
+class FolderOptions:
+    """Where to write."""
 
     out: Annotated[Path | None, Flag("run folder; resumed when it exists", presentation=True)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOptions(FolderOptions):
+    """Where to write, and whether to show progress."""
+
     quiet: Annotated[bool, Flag("no progress bars", presentation=True)] = False
 
 
