@@ -28,15 +28,17 @@ from experiments.run.study import Flag
 from mech.engine.engine import Run
 from mech.engine.sweep import score_interventions
 from mech.errors import InputError
-from mech.head_scores.controls import distinct_controls
+from mech.head_scores.controls import Control, distinct_controls
 from mech.head_scores.damage import damage_matched
 from mech.head_scores.induction import top_heads
 from mech.head_scores.norms import head_norms
 from mech.head_scores.strength import LOW_IN, StrengthControl, low_heads, strength_matched
 from mech.heads import HeadSet
 from mech.interventions.intervention import replace_heads
+from mech.models.model import Model
 from mech.patching.patch import all_heads
 from probes.scoring.score import run_decision_point
+from probes.stats.bootstrap import RngFactory
 
 DRAWN = ("random", "norm", "damage")
 FIXED = ("previous_token", "sink", "complement")
@@ -81,16 +83,17 @@ class KindsOptions:
 
 
 @dataclass(frozen=True)
-class ControlSet:
-    """A control of a selected set.
+class NamedSet:
+    """A set of heads under a name: a selected one, one of its controls, or none (the unablated model).
 
     Attributes:
-        label: the selected set's label, a stroke, the kind and a number.
-        kind: one of KINDS.
-        heads: which.
-        displaced: heads that had to come from another layer than the one they stand for.
-        ratio: what it was matched in (output norm, damage) over that of the selected set; None where nothing was.
+        label: the selected set's name; of a control that, a stroke, the kind and a number.
+        kind: none, selected, or one of KINDS.
+        heads: which; none for the unablated model.
+        displaced: heads that had to come from another layer than the one they replace.
+        ratio: what a control was matched in (output norm, damage) over that of the selected set; else None.
         reached: False where no set of that draw costs as much as the selected one, so that this is the nearest.
+        k: in an ablation study, the size of the selected set; of a control, that of the set which it controls.
     """
 
     label: str
@@ -99,6 +102,7 @@ class ControlSet:
     displaced: int = 0
     ratio: float | None = None
     reached: bool = True
+    k: int = 0
 
 
 def control_sets(
@@ -109,7 +113,7 @@ def control_sets(
     kinds: Collection[str],
     count: int,
     reference: ReferenceSet | None = None,
-) -> list[ControlSet]:
+) -> list[NamedSet]:
     """The controls of a selected set, kind by kind in the order of KINDS.
 
     Args:
@@ -131,7 +135,7 @@ def control_sets(
         raise InputError(f"There is no kind of control '{unknown[0]}': choose from {', '.join(KINDS)}.")
     if {"norm", "damage"} & set(kinds) and reference is None:
         reference = reference_set(session, settings)
-    makers: dict[str, Callable[[], list[ControlSet]]] = {
+    makers: dict[str, Callable[[], list[NamedSet]]] = {
         "random": lambda: _random(session, label, heads, count),
         "norm": lambda: _norm(session, settings, label, heads, count, _known(reference)),
         "damage": lambda: _damage(session, label, heads, count, _known(reference)),
@@ -148,11 +152,18 @@ def _known(reference: ReferenceSet | None) -> ReferenceSet:
     return reference
 
 
-def _random(session: Session, label: str, heads: HeadSet, count: int) -> list[ControlSet]:
+def random_sets(model: Model, heads: HeadSet, n: int, rng_for: RngFactory) -> list[Control]:
+    """Random sets with as many heads in each layer; none where more than half of all heads are selected."""
+    if not n or 2 * len(heads) > model.n_layers * model.n_heads:
+        return []
+    return distinct_controls(heads, model.n_layers, model.n_heads, n, rng_for)
+
+
+def _random(session: Session, label: str, heads: HeadSet, count: int) -> list[NamedSet]:
     model = session.model
     drawn = distinct_controls(heads, model.n_layers, model.n_heads, count, session.rng_for)
     return [
-        ControlSet(f"{label}/random{index}", "random", control.heads, control.displaced)
+        NamedSet(f"{label}/random{index}", "random", control.heads, control.displaced)
         for index, control in enumerate(drawn)
     ]
 
@@ -164,7 +175,7 @@ def _norm(
     heads: HeadSet,
     count: int,
     reference: ReferenceSet,
-) -> list[ControlSet]:
+) -> list[NamedSet]:
     """No two alike, none where too few heads score low; norms are over the contexts of the reference."""
     scores, _ = ranking(session.model, require_out(settings), settings.seed, settings.by)
     eligible = low_heads(scores, tuple(dict.fromkeys((*LOW_IN, settings.by))))
@@ -179,21 +190,21 @@ def _norm(
         if len(drawn) == count:
             break
     return [
-        ControlSet(f"{label}/norm{index}", "norm", control.heads, control.displaced, control.ratio)
+        NamedSet(f"{label}/norm{index}", "norm", control.heads, control.displaced, control.ratio)
         for index, control in enumerate(drawn.values())
     ]
 
 
 def _damage(
     session: Session, label: str, heads: HeadSet, count: int, reference: ReferenceSet
-) -> list[ControlSet]:
+) -> list[NamedSet]:
     rngs = [session.rng_for(f"damage/{heads.sha256}/{index}") for index in range(count)]
     measure = damage_of(session, reference)
-    found: dict[HeadSet, ControlSet] = {}
+    found: dict[HeadSet, NamedSet] = {}
     for control in damage_matched(heads, all_heads(session.model), measure, rngs):
         name = f"{label}/damage{len(found)}"
         found.setdefault(
-            control.heads, ControlSet(name, "damage", control.heads, 0, control.ratio, control.reached)
+            control.heads, NamedSet(name, "damage", control.heads, 0, control.ratio, control.reached)
         )
     return list(found.values())
 
@@ -220,7 +231,7 @@ def damage_of(session: Session, reference: ReferenceSet) -> Callable[[Sequence[H
     return measure
 
 
-def _best(session: Session, settings: MatchedOptions, label: str, heads: HeadSet, kind: str) -> ControlSet:
+def _best(session: Session, settings: MatchedOptions, label: str, heads: HeadSet, kind: str) -> NamedSet:
     """As many of the best heads by a score, those that are selected left out."""
     column = SCORE_OF[kind]
     scores, source = ranking(session.model, require_out(settings), settings.seed, settings.by)
@@ -232,11 +243,11 @@ def _best(session: Session, settings: MatchedOptions, label: str, heads: HeadSet
         raise InputError(
             f"{len(heads)} of {len(scores)} heads are selected: no '{kind}' control of that size is left."
         )
-    return ControlSet(f"{label}/{kind}0", kind, top_heads(free, len(heads), column))
+    return NamedSet(f"{label}/{kind}0", kind, top_heads(free, len(heads), column))
 
 
-def _complement(session: Session, label: str, heads: HeadSet) -> ControlSet:
+def _complement(session: Session, label: str, heads: HeadSet) -> NamedSet:
     rest = [head for head in all_heads(session.model) if head not in heads]
     if not rest:
         raise InputError("All heads are selected: there are no others.")
-    return ControlSet(f"{label}/complement0", "complement", HeadSet(rest))
+    return NamedSet(f"{label}/complement0", "complement", HeadSet(rest))

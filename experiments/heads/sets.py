@@ -6,10 +6,10 @@ Controls by kind: `experiments.heads.control_sets`.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from experiments.heads.control_sets import KindsOptions, MatchedOptions, control_sets
+from experiments.heads.control_sets import KindsOptions, MatchedOptions, NamedSet, control_sets
 from experiments.heads.reference_sets import ReferenceSet
 from experiments.heads.spec import choose_heads
 from experiments.run.session import Session
@@ -30,34 +30,6 @@ class SetsOptions(KindsOptions, MatchedOptions):
     controls: Annotated[
         int, Flag("control sets of each drawn kind for each size; 20 for a p of 0.05", positive)
     ] = 20
-
-
-@dataclass(frozen=True)
-class Ablated:
-    """One set of heads to take out.
-
-    Attributes:
-        label: the selected set's name, a control's with /KINDn behind it.
-        kind: none, selected, or a kind of control (`experiments.heads.control_sets.KINDS`).
-        heads: which; None for the unablated model.
-        k: how many heads the selected set has; of a control, those of the set that it controls.
-        displaced: heads that had to come from another layer than the one they stand for.
-        ratio: of a norm or damage control, what it was matched in over that of the selected set.
-        reached: False for a damage control that costs less than the selected set whatever its size.
-    """
-
-    label: str
-    kind: str
-    heads: HeadSet | None
-    k: int = 0
-    displaced: int = 0
-    ratio: float | None = None
-    reached: bool = True
-
-    @property
-    def n_heads(self) -> int:
-        """How many heads."""
-        return len(self.heads) if self.heads is not None else 0
 
 
 def selected_sets(session: Session, args: SetsOptions) -> list[tuple[str, HeadSet]]:
@@ -85,33 +57,30 @@ def head_sets(
     args: SetsOptions,
     selected: Sequence[tuple[str, HeadSet]],
     reference: ReferenceSet | None,
-) -> list[Ablated]:
+) -> list[NamedSet]:
     """No heads; then each selected set with its controls.
 
     Raises:
         InputError: as `control_sets`.
     """
-    sets = [Ablated("none", "none", None)]
+    sets = [NamedSet("none", "none", HeadSet(()))]
     for label, heads in selected:
-        sets.append(Ablated(label, "selected", heads, len(heads)))
-        sets += [
-            Ablated(one.label, one.kind, one.heads, len(heads), one.displaced, one.ratio, one.reached)
-            for one in control_sets(session, args, label, heads, args.control_kinds, args.controls, reference)
-        ]
+        controls = control_sets(session, args, label, heads, args.control_kinds, args.controls, reference)
+        sets += [replace(one, k=len(heads)) for one in (NamedSet(label, "selected", heads), *controls)]
     return sets
 
 
-def about_sets(sets: Sequence[Ablated]) -> dict[str, Any]:
+def about_sets(sets: Sequence[NamedSet]) -> dict[str, Any]:
     """What a run records of its sets."""
     return {
-        "sets": {one.label: str(one.heads or "") for one in sets},
+        "sets": {one.label: str(one.heads) for one in sets},
         "displaced": {one.label: one.displaced for one in sets if one.displaced},
         "ratio": {one.label: one.ratio for one in sets if one.ratio is not None},
         "not_reached": [one.label for one in sets if not one.reached],
     }
 
 
-def notes_of(sets: Sequence[Ablated], kinds: Collection[str]) -> list[str]:
+def notes_of(sets: Sequence[NamedSet], kinds: Collection[str]) -> list[str]:
     """What a report says of controls that are not there, or not what their kind promises."""
     notes = []
     for label in [one.label for one in sets if one.kind == "selected"]:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.heads.sets import Ablated
+from experiments.heads.control_sets import NamedSet
 from experiments.run.run_folder import RunFolder
 from experiments.run.session import Session
 from mech.errors import InputError
@@ -122,7 +122,7 @@ def by_how(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def ablation_tables(
-    folder: RunFolder, session: Session, sets: Sequence[Ablated], delta: float, delta_loss: float
+    folder: RunFolder, session: Session, sets: Sequence[NamedSet], delta: float, delta_loss: float
 ) -> dict[str, pd.DataFrame]:
     """Every table, from all rows of the folder; control_sets where there are controls."""
     kept = folder.rows("ablate")
@@ -153,7 +153,7 @@ def ablation_tables(
     whole |= {name: corrected(whole[name], name) for name in ("ablate_controls", "ablate_dose")}
     controls = [
         {
-            **{"set": one.label, "kind": one.kind, "k": one.k, "n_heads": one.n_heads},
+            **{"set": one.label, "kind": one.kind, "k": one.k, "n_heads": len(one.heads)},
             **{"ratio": one.ratio, "displaced": one.displaced, "reached": one.reached},
         }
         for one in sets

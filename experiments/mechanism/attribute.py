@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import pandas as pd
 
-from experiments.mechanism.kept_totals import Exact, KeptTotals
+from experiments.mechanism.kept_totals import KeptTotals
 from experiments.mechanism.metric_views import of_metric
 from experiments.mechanism.pairs import (
     DIRECTIONS,
@@ -46,7 +47,7 @@ from probes.effects.attribution import (
 )
 from probes.items.item import Item
 from probes.scoring.contrast import METRICS
-from probes.scoring.metric_sums import by_metric, effects_of, metrics_by_part, metrics_of
+from probes.scoring.metric_sums import by_metric, metrics_by_part, metrics_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,17 +101,12 @@ def measure(context: AttributeContext, unit: ItemUnit) -> list[Row]:
     rows = []
     for direction in DIRECTIONS:
         known = context.kept.exact(row_id(item, pair, direction), runs.about()) if context.kept else None
-        exact: Exact = known or {}
+        exact = known or runs.effects(direction, partial(exact_scores, engine))
         estimates: dict[str, dict[str, float]] = {}
         for candidate in runs.runs:
-            recipient, donor, sign = runs.sides(candidate, direction)
+            recipient, donor, _ = runs.sides(candidate, direction)
             found = attribute_sums(engine, contrast, candidate, recipient, donor, direction, config.steps)
             estimates.update({name: units_of(one) for name, one in found.items()})
-            if known is not None:
-                continue
-            for part, score in exact_scores(engine, recipient, donor).items():
-                for name, effect in effects_of(contrast, candidate, sign, score, recipient.score).items():
-                    exact.setdefault(name, {})[part] = effect
         about = {"item_id": item.item_id, "task_id": item.task_id, "direction": direction, **runs.about()}
         rows.append({"id": own_row(item, direction), **about, "exact": exact, "estimates": estimates})
     return rows

@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal
 
 import pandas as pd
 
-from experiments.heads.control_sets import DRAWN, ControlSet, KindsOptions, MatchedOptions, control_sets
+from experiments.heads.control_sets import DRAWN, KindsOptions, MatchedOptions, NamedSet, control_sets
 from experiments.heads.ranking import ranking
 from experiments.heads.reference_sets import ReferenceOptions, reference_set
 from experiments.mechanism.circuit_searching import (
@@ -322,7 +322,7 @@ def controls_of(
     config: CircuitConfig,
     found: Mapping[str, Found],
     tested: Collection[str],
-) -> tuple[dict[str, dict[str, list[ControlSet]]], list[str]]:
+) -> tuple[dict[str, dict[str, list[NamedSet]]], list[str]]:
     """Method → kind of control → its sets, read from circuit_sets.jsonl or drawn and written there; and notes.
 
     No item of the `tested` tasks is a reference that sets are matched on.
@@ -332,7 +332,7 @@ def controls_of(
     """
     kept = {row["id"]: row for row in folder.rows("circuit_sets").to_dict("records")}
     model, reference = session.model, None
-    controls: dict[str, dict[str, list[ControlSet]]] = {}
+    controls: dict[str, dict[str, list[NamedSet]]] = {}
     notes = []
     for method, one in found.items():
         large = 2 * len(one.set) > model.n_layers * model.n_heads
@@ -370,7 +370,7 @@ def controls_of(
                 kept[row_id] = row
             row = kept[row_id]
             controls[method][kind] = [
-                ControlSet(
+                NamedSet(
                     *(each["label"], kind, HeadSet(map(Head.parse, each["heads"]))),
                     *(int(each["displaced"]), each["ratio"], bool(each["reached"])),
                 )

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from experiments.heads.control_sets import ControlSet
+from experiments.heads.control_sets import NamedSet, random_sets
 from experiments.mechanism.circuit_values import Evaluations, ItemSet
 from experiments.run.schema import TABLES
-from mech.head_scores.controls import Control, distinct_controls
 from mech.heads import Head, HeadSet
 from mech.models.model import Model
 from mech.patching.circuits import CRITERIA as KINDS
@@ -66,7 +65,7 @@ class Testing:
     kind: Kind
     target: float
     found: Mapping[str, Found]
-    controls: Mapping[str, Mapping[str, Sequence[ControlSet]]]
+    controls: Mapping[str, Mapping[str, Sequence[NamedSet]]]
     subsets: Mapping[str, Sequence[HeadSet]]
     rng_for: RngFactory
     level: str = "task"
@@ -82,13 +81,6 @@ class Testing:
 
 
 SUMS = tuple(name for name in FORMS if not name.endswith("_per_token"))
-
-
-def random_sets(model: Model, heads: HeadSet, n: int, rng_for: RngFactory) -> list[Control]:
-    """Random sets with as many heads in each layer; none where more than half of all heads are selected."""
-    if 2 * len(heads) > model.n_layers * model.n_heads:
-        return []
-    return distinct_controls(heads, model.n_layers, model.n_heads, n, rng_for)
 
 
 def circuit_tables(testing: Testing, tests: Sequence[ItemSet]) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -35,9 +35,9 @@ from experiments.mechanism.pairs import (
     PairContext,
     PairSweepOptions,
     pair_of,
+    pair_units,
     references_said,
     require_conditions,
-    row_id,
 )
 from experiments.run.left_out import noted, of_candidates
 from experiments.run.run_folder import RunFolder, config_hash
@@ -158,14 +158,6 @@ def prepare(context: JointContext, folder: RunFolder) -> JointContext:
     if "optimal" in puts:
         puts["optimal"] = with_kept_fits(puts["optimal"], folder, context.everything)
     return replace(context, puts=puts, same=same, known=measured(folder, same))
-
-
-def units(context: JointContext) -> list[ItemUnit]:
-    """A unit an item, of a row a method: the clean runs are shared."""
-    return [
-        ItemUnit(tuple(row_id(item, context.pair, method) for method in context.methods), item)
-        for item in context.session.items
-    ]
 
 
 def measure(context: JointContext, unit: ItemUnit) -> list[Row]:
@@ -296,7 +288,7 @@ STUDY = ItemStudy(
     rows="joint",
     open=open_joint,
     prepare=prepare,
-    units=units,
+    units=lambda context: pair_units(context, context.methods),
     measure=measure,
     tables=joint_tables,
     report=report,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from experiments.heads.control_sets import ControlSet, MatchedOptions, control_sets
+from experiments.heads.control_sets import MatchedOptions, NamedSet, control_sets
 from experiments.heads.ranking import ranking
 from experiments.heads.reference_sets import ReferenceSet
 from experiments.mechanism.kept_controls import kept_controls
@@ -96,7 +96,7 @@ def joint_sets(
     kinds = config.counts
     scores, source = ranking(session.model, require_out(config), config.seed, config.by)
     sets: dict[str, tuple[str, HeadSet]] = {}
-    made: list[ControlSet] = []
+    made: list[NamedSet] = []
     for k in config.k:
         label, heads = f"top{k}", top_heads(scores, k, config.by)
         sets[label] = ("selected", heads)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.heads.control_sets import ControlSet, MatchedOptions
+from experiments.heads.control_sets import MatchedOptions, NamedSet
 from experiments.heads.reference_sets import ReferenceSet
 from experiments.run.run_json import read_run, recorded
 from mech.heads import HeadSet
@@ -22,7 +22,7 @@ DECIDES = ("seed", "by", "controls", "control_kinds")  # of a selected set's con
 
 def kept_controls(
     config: MatchedOptions, model: Model, reference: ReferenceSet, label: str, heads: HeadSet
-) -> dict[str, list[ControlSet]]:
+) -> dict[str, list[NamedSet]]:
     """Kind (of MATCHED) → the sets of that kind, where the folder `config.out` has them.
 
     Args:
@@ -35,7 +35,7 @@ def kept_controls(
     Raises:
         InputError: run.json is damaged.
     """
-    found: dict[str, list[ControlSet]] = {}
+    found: dict[str, list[NamedSet]] = {}
     if config.out is None or not (config.out / "run.json").is_file():
         return found
     for name, entry in read_run(config.out)["studies"].items():
@@ -52,7 +52,7 @@ def kept_controls(
             labels = [one for one in sets if one.startswith(f"{label}/{kind}")]
             if labels:
                 found[kind] = [
-                    ControlSet(
+                    NamedSet(
                         one,
                         kind,
                         HeadSet.parse(sets[one]),

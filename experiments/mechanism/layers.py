@@ -17,9 +17,9 @@ from experiments.mechanism.pairs import (
     DIRECTIONS,
     PairContext,
     PairSweepOptions,
-    both_directions,
     open_pair,
     pair_runs,
+    pair_units,
     references_said,
     row_about,
 )
@@ -29,7 +29,7 @@ from experiments.run.study import Report
 from experiments.run.tables import frame_text
 from mech.patching.patch import LAYER_SITES, layer_names, patch_layers
 from probes.effects.shares import head_shares
-from probes.scoring.metric_sums import by_metric, effects_of, metrics_by_part, metrics_of
+from probes.scoring.metric_sums import by_metric, metrics_by_part, metrics_of
 from probes.stats.frame_checks import SHARE_CELLS
 
 
@@ -39,14 +39,9 @@ def measure(context: PairContext, unit: ItemUnit) -> list[Row]:
     runs = pair_runs(context.session, item, context.pair, layer_names(engine.model))
     rows = []
     for direction in DIRECTIONS:
-        effects: dict[str, dict[str, dict[str, float]]] = {site: {} for site in LAYER_SITES}
-        for candidate in runs.runs:
-            recipient, donor, sign = runs.sides(candidate, direction)
-            for site in LAYER_SITES:
-                for layer, score in patch_layers(engine, recipient, donor, site).items():
-                    found = effects_of(runs.contrast, candidate, sign, score, recipient.score)
-                    for name, value in found.items():
-                        effects[site].setdefault(name, {})[str(layer)] = value
+        effects = {
+            site: runs.effects(direction, partial(patch_layers, engine, site=site)) for site in LAYER_SITES
+        }
         rows.append({**row_about(item, context.pair, direction, runs), "sites": effects})
     return rows
 
@@ -99,7 +94,7 @@ STUDY = ItemStudy(
     PairSweepOptions,
     rows="layers",
     open=partial(open_pair, "layers"),
-    units=both_directions,
+    units=pair_units,
     measure=measure,
     tables=layers_tables,
     report=report,

@@ -9,10 +9,11 @@ the same action, and keeps effects on the sums that the metrics are made of (`pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import numpy as np
 import pandas as pd
 
 from experiments.mechanism.metric_views import require_metric
@@ -21,10 +22,14 @@ from experiments.run.run_study import ItemContext, ItemUnit
 from experiments.run.session import Session, open_session
 from experiments.run.study import Flag, MetricOptions, SessionOptions
 from mech.engine.engine import Run
+from mech.engine.queries import Score
+from mech.patching.patch import Sides, sides
 from probes.items.item import Item
 from probes.scoring.contrast import Contrast, contrast_of
-from probes.scoring.metric_sums import Sums, reference_notes, sums_of, token_counts
+from probes.scoring.metric_sums import Sums, effects_of, reference_notes, sums_of, token_counts
 from probes.scoring.score import build_queries, run_decision_point
+from probes.stats.bootstrap import RngFactory
+from probes.stats.families import corrected
 
 DIRECTIONS = ("noise", "denoise")
 DEFAULT = ("pre", "neut")
@@ -65,13 +70,21 @@ class PairRuns:
     contrast: Contrast
     runs: Mapping[str, tuple[Run, Run]]
 
-    def sides(self, candidate: str, direction: str) -> tuple[Run, Run, float]:
-        """Recipient and donor of a direction, and the sign of its effects.
+    def sides(self, candidate: str, direction: str) -> Sides:
+        """Recipient and donor of a direction, and the sign of its effects, as `mech.patching.patch.sides`."""
+        return sides(*self.runs[candidate], direction)
 
-        Noising runs TO with activations of FROM, denoising the other way round.
-        """
-        low, high = self.runs[candidate]
-        return (high, low, -1.0) if direction == "noise" else (low, high, 1.0)
+    def effects(
+        self, direction: str, patch: Callable[[Run, Run], Mapping[Any, Score]]
+    ) -> dict[str, dict[str, float]]:
+        """Sum → part → its effect (nats), of the recipient's scores with each part from the donor."""
+        found: dict[str, dict[str, float]] = {}
+        for candidate in self.runs:
+            recipient, donor, sign = self.sides(candidate, direction)
+            for part, score in patch(recipient, donor).items():
+                for name, value in effects_of(self.contrast, candidate, sign, score, recipient.score).items():
+                    found.setdefault(name, {})[str(part)] = value
+        return found
 
     def about(self) -> dict[str, Any]:
         """What rows say of the difference itself: its sums, their token counts, and what the reference is."""
@@ -89,8 +102,10 @@ def about_difference(contrast: Contrast, runs: Mapping[str, tuple[Run, Run]]) ->
     return {"references": contrast.references_are, "n_tokens": counts, "delta": delta}
 
 
-def pair_runs(session: Session, item: Item, pair: tuple[str, str], keep: Sequence[str]) -> PairRuns:
-    """Run every candidate of the item's contrast under both conditions, with these activations kept."""
+def pair_runs(
+    session: Session, item: Item, pair: tuple[str, str], keep: Sequence[str] | None = None
+) -> PairRuns:
+    """Run every candidate of the item's contrast under both conditions; `keep` as in `run_decision_point`."""
     contrast = contrast_of(session.model, item, session.wording)
     runs = {}
     for candidate in contrast.candidates:
@@ -100,6 +115,17 @@ def pair_runs(session: Session, item: Item, pair: tuple[str, str], keep: Sequenc
         )
         runs[candidate] = (low, high)
     return PairRuns(contrast, runs)
+
+
+def scores_under(rows: Sequence[Mapping[str, Any]], condition: str) -> dict[str, Score]:
+    """Candidate → its score under a condition, from an item's rows (without which tokens were greedy)."""
+    return {
+        row["candidate"]: Score(
+            np.array(row["token_logprobs"], dtype=float), np.zeros(len(row["token_logprobs"]), dtype=bool)
+        )
+        for row in rows
+        if row["condition"] == condition
+    }
 
 
 def row_about(item: Item, pair: tuple[str, str], direction: str, runs: PairRuns) -> dict[str, Any]:
@@ -142,24 +168,39 @@ class PairContext(ItemContext):
         return table[(table["from"] == self.pair[0]) & (table["to"] == self.pair[1])]
 
 
-def open_pair(study: str, config: PairSweepOptions) -> PairContext:
+def pair_session(config: PairSweepOptions) -> Session:
     """The session with the items that can be put under both conditions.
 
     Raises:
         InputError: as `require_conditions` and `require_metric`.
     """
-    pair = pair_of(config)
-    session = require_conditions(open_session(config, one_env=True), pair)
+    session = require_conditions(open_session(config, one_env=True), pair_of(config))
     require_metric(session.items, config.metric)
-    return PairContext(session, study=study, config=config)
+    return session
 
 
-def both_directions(context: PairContext) -> list[ItemUnit]:
-    """A unit an item, of a row a direction: the clean runs are shared."""
+def open_pair(study: str, config: PairSweepOptions) -> PairContext:
+    """The context of a study with nothing of its own; raises as `pair_session`."""
+    return PairContext(pair_session(config), study=study, config=config)
+
+
+def pair_units(context: PairContext, parts: Sequence[str] = DIRECTIONS) -> list[ItemUnit]:
+    """A unit an item, of a row a part (a direction, a method, a set of heads): its clean runs are shared."""
     return [
-        ItemUnit(tuple(row_id(item, context.pair, direction) for direction in DIRECTIONS), item)
+        ItemUnit(tuple(row_id(item, context.pair, part) for part in parts), item)
         for item in context.session.items
     ]
+
+
+def by_pair(
+    context: PairContext, rows: pd.DataFrame, derive: Callable[[pd.DataFrame, RngFactory], pd.DataFrame]
+) -> pd.DataFrame:
+    """What `derive` makes of each pair's rows and streams, one below the other with `from` and `to`; p corrected."""
+    tables = []
+    for (source, target), part in rows.groupby(["from", "to"], sort=False):
+        table = derive(part, context.session.streams(f"{context.study}/{source}>{target}"))
+        tables.append(table.assign(**{"from": source, "to": target}))
+    return corrected(pd.concat(tables, ignore_index=True), context.study)
 
 
 def references_said(_: ItemContext, rows: pd.DataFrame) -> list[str]:

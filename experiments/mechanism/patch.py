@@ -27,14 +27,14 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 
 from experiments.heads.ranking import ranking
-from experiments.mechanism.metric_views import of_metric, require_metric
+from experiments.mechanism.metric_views import of_metric
 from experiments.mechanism.pairs import (
     PairContext,
     PairSweepOptions,
     about_difference,
     pair_of,
+    pair_session,
     references_said,
-    require_conditions,
 )
 from experiments.mechanism.patch_screen import (
     NO_SCREEN,
@@ -47,7 +47,7 @@ from experiments.mechanism.patch_screen import (
 from experiments.mechanism.patch_tables import GROUP, Group, effects_tables
 from experiments.run.run_folder import RunFolder
 from experiments.run.run_study import ItemStudy, ItemUnit, Row, Tables
-from experiments.run.session import open_session, require_out
+from experiments.run.session import require_out
 from experiments.run.study import Flag, Report, whole_numbers
 from experiments.run.tables import frame_text
 from mech.errors import InputError
@@ -114,8 +114,7 @@ def open_patch(config: PatchConfig) -> PatchContext:
     group, directions = config.group, config.directions
     parse_screen(config.screen, group)
     require_defined(group, directions)
-    session = require_conditions(open_session(config, one_env=True), pair_of(config))
-    require_metric(session.items, config.metric)
+    session = pair_session(config)
     scores, source = ranking(session.model, require_out(config), config.seed)
     sets = {f"top{k}": top_heads(scores, k) for k in config.k if k <= len(scores)}
     skipped = {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Literal
 
 import pandas as pd
@@ -19,19 +19,20 @@ import torch
 from torch import Tensor
 
 from experiments.heads.ranking import ranking
-from experiments.mechanism.metric_views import of_metric, require_metric
+from experiments.mechanism.metric_views import of_metric
 from experiments.mechanism.pairs import (
     PairContext,
     PairSweepOptions,
-    pair_of,
+    by_pair,
+    pair_session,
+    pair_units,
     references_said,
-    require_conditions,
     row_id,
 )
 from experiments.run.progress import progress
 from experiments.run.run_folder import RunFolder
 from experiments.run.run_study import ItemStudy, ItemUnit, Row, Tables
-from experiments.run.session import Session, open_session, require_out
+from experiments.run.session import Session, require_out
 from experiments.run.study import Flag, Report, positive
 from experiments.run.tables import frame_text
 from mech.engine.capture import everything_names
@@ -49,7 +50,7 @@ from probes.scoring.metric_sums import Sums, by_metric, metrics_of, sums_of, tok
 from probes.scoring.record import recorded_call
 from probes.scoring.score import build_queries, system_length
 from probes.stats.bootstrap import RngFactory
-from probes.stats.families import corrected, family_lines
+from probes.stats.families import family_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +96,7 @@ def open_path(config: PathConfig) -> PathContext:
     Raises:
         InputError: more heads are asked for than there are, a table lacks a score, no sender stands below a receiver.
     """
-    session = require_conditions(open_session(config, one_env=True), pair_of(config))
-    require_metric(session.items, config.metric)
+    session = pair_session(config)
     model, out = session.model, require_out(config)
     by_previous, _ = ranking(model, out, config.seed, "previous_token")
     by_prefix, _ = ranking(model, out, config.seed)
@@ -164,15 +164,6 @@ def record_means(session: Session, condition: str, quiet: bool) -> dict[str, Ten
     return {task: ((total - sums[task]) / (count - counts[task])).to(session.model.dtype) for task in tasks}
 
 
-def units(context: PathContext) -> list[ItemUnit]:
-    """A unit an item, of a row a set of senders and one of the clean run: they share it."""
-    labels = [*context.senders, "none"]
-    return [
-        ItemUnit(tuple(row_id(item, context.pair, label) for label in labels), item)
-        for item in context.session.items
-    ]
-
-
 def measure(context: PathContext, unit: ItemUnit) -> list[Row]:
     """One row a set of senders: every sum (nats) without the path; the last row is of the clean run."""
     session, item, pair, how = context.session, unit.item, context.pair, context.config.how
@@ -219,20 +210,16 @@ def long_path(rows: pd.DataFrame) -> pd.DataFrame:
 
 def path_tables(context: PathContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
     """path.csv, of every pair in the folder."""
-    session = context.session
-    rows = long_path(session.clustered(folder.rows("path")))
-    tables = []
-    for (source, target), part in rows.groupby(["from", "to"], sort=False):
-        streams = session.streams(f"path/{source}>{target}")
 
-        def derive(own: pd.DataFrame, streams: RngFactory = streams) -> pd.DataFrame:
-            removed = share_removed(own, streams)
-            beaten = against_controls(removed)[["set", "random_lo", "random_hi", "n_controls", "p"]]
-            return removed.merge(beaten, on="set", how="left")
+    def derive(own: pd.DataFrame, streams: RngFactory) -> pd.DataFrame:
+        removed = share_removed(own, streams)
+        beaten = against_controls(removed)[["set", "random_lo", "random_hi", "n_controls", "p"]]
+        return removed.merge(beaten, on="set", how="left")
 
-        named = {"how": part["how"].iloc[0], "from": source, "to": target}
-        tables.append(by_metric(part, derive).assign(**named))
-    return {"path": corrected(pd.concat(tables, ignore_index=True), "path")}
+    def of_pair(part: pd.DataFrame, streams: RngFactory) -> pd.DataFrame:
+        return by_metric(part, partial(derive, streams=streams)).assign(how=part["how"].iloc[0])
+
+    return {"path": by_pair(context, long_path(context.session.clustered(folder.rows("path"))), of_pair)}
 
 
 def report(context: PathContext, tables: Tables) -> Report:
@@ -256,7 +243,7 @@ STUDY = ItemStudy(
     PathConfig,
     rows="path",
     open=open_path,
-    units=units,
+    units=lambda context: pair_units(context, [*context.senders, "none"]),
     measure=measure,
     tables=path_tables,
     report=report,
