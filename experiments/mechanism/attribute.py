@@ -101,7 +101,7 @@ def measure(context: AttributeContext, unit: ItemUnit) -> list[Row]:
     rows = []
     for direction in DIRECTIONS:
         known = context.kept.exact(row_id(item, pair, direction), runs.about()) if context.kept else None
-        exact = known or runs.effects(direction, partial(exact_scores, engine))
+        exact = known or runs.effects(direction, runs.patched(direction, partial(exact_scores, engine)))
         estimates: dict[str, dict[str, float]] = {}
         for candidate in runs.runs:
             recipient, donor, _ = runs.sides(candidate, direction)

@@ -40,7 +40,8 @@ def measure(context: PairContext, unit: ItemUnit) -> list[Row]:
     rows = []
     for direction in DIRECTIONS:
         effects = {
-            site: runs.effects(direction, partial(patch_layers, engine, site=site)) for site in LAYER_SITES
+            site: runs.effects(direction, runs.patched(direction, partial(patch_layers, engine, site=site)))
+            for site in LAYER_SITES
         }
         rows.append({**row_about(item, context.pair, direction, runs), "sites": effects})
     return rows

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -31,6 +31,7 @@ from probes.scoring.score import build_queries, run_decision_point
 from probes.stats.bootstrap import RngFactory
 from probes.stats.families import corrected
 
+T = TypeVar("T")
 DIRECTIONS = ("noise", "denoise")
 DEFAULT = ("pre", "neut")
 
@@ -74,32 +75,43 @@ class PairRuns:
         """Recipient and donor of a direction, and the sign of its effects, as `mech.patching.patch.sides`."""
         return sides(*self.runs[candidate], direction)
 
+    def patched(self, direction: str, patch: Callable[[Run, Run], T]) -> dict[str, T]:
+        """Candidate → what `patch` makes of recipient and donor."""
+        return {name: patch(*self.sides(name, direction)[:2]) for name in self.runs}
+
     def effects(
-        self, direction: str, patch: Callable[[Run, Run], Mapping[Any, Score]]
+        self, direction: str, scores: Mapping[str, Mapping[Any, Score]]
     ) -> dict[str, dict[str, float]]:
-        """Sum → part → its effect (nats), of the recipient's scores with each part from the donor."""
+        """Sum → part → its effect (nats), from candidate → part → the recipient's score with it from the donor."""
         found: dict[str, dict[str, float]] = {}
-        for candidate in self.runs:
-            recipient, donor, sign = self.sides(candidate, direction)
-            for part, score in patch(recipient, donor).items():
+        for candidate, parts in scores.items():
+            recipient, _, sign = self.sides(candidate, direction)
+            for name in sums_of(self.contrast, candidate, recipient.score):
+                found[name] = {}
+            for part, score in parts.items():
                 for name, value in effects_of(self.contrast, candidate, sign, score, recipient.score).items():
-                    found.setdefault(name, {})[str(part)] = value
+                    found[name][str(part)] = value
         return found
 
     def about(self) -> dict[str, Any]:
-        """What rows say of the difference itself: its sums, their token counts, and what the reference is."""
-        return about_difference(self.contrast, self.runs)
+        """`references` (gold, distractors or none), `n_tokens` and `delta`, L(TO) − L(FROM) in nats, by sum."""
+        low, high = self.ends
+        lengths = {candidate: len(run.query.action) for candidate, (run, _) in self.runs.items()}
+        return {
+            "references": self.contrast.references_are,
+            "n_tokens": token_counts(self.contrast, lengths),
+            "delta": {name: high[name] - low[name] for name in high},
+        }
 
-
-def about_difference(contrast: Contrast, runs: Mapping[str, tuple[Run, Run]]) -> dict[str, Any]:
-    """`references` (gold, distractors or none), `n_tokens` and `delta`, L(TO) − L(FROM) in nats, by sum."""
-    delta: Sums = {}
-    for candidate, (low, high) in runs.items():
-        before, after = (sums_of(contrast, candidate, run.score) for run in (low, high))
-        delta.update({name: after[name] - before[name] for name in after})
-    lengths = {candidate: len(low.query.action) for candidate, (low, _) in runs.items()}
-    counts = token_counts(contrast, lengths)
-    return {"references": contrast.references_are, "n_tokens": counts, "delta": delta}
+    @property
+    def ends(self) -> tuple[Sums, Sums]:
+        """The sums (nats) under FROM and under TO."""
+        low: Sums = {}
+        high: Sums = {}
+        for candidate, ends in self.runs.items():
+            for found, run in zip((low, high), ends, strict=True):
+                found.update(sums_of(self.contrast, candidate, run.score))
+        return low, high
 
 
 def pair_runs(

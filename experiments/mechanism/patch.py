@@ -30,8 +30,8 @@ from experiments.heads.ranking import ranking
 from experiments.mechanism.metric_views import of_metric
 from experiments.mechanism.pairs import (
     PairContext,
+    PairRuns,
     PairSweepOptions,
-    about_difference,
     pair_of,
     pair_session,
     references_said,
@@ -55,7 +55,6 @@ from mech.head_scores.induction import top_heads
 from mech.heads import HeadSet
 from probes.items.item import Item
 from probes.scoring.contrast import contrast_of
-from probes.scoring.metric_sums import effects_of, sums_of
 from probes.scoring.pair import AT, SITES, PatchTask, mismatch, patched, require_pattern_pair
 
 DEFAULT = ("z", "candidate", "pre", "neut")
@@ -197,26 +196,15 @@ def measure(context: PatchContext, unit: ItemUnit) -> list[Row]:
         for candidate in contrast.candidates
     }
     first = tasks["failed"]
-    differences = about_difference(contrast, {name: (task.low, task.high) for name, task in tasks.items()})
-    ends: dict[str, dict[str, float]] = {"logprob_from": {}, "logprob_to": {}}
-    for candidate, task in tasks.items():
-        ends["logprob_from"].update(sums_of(contrast, candidate, task.low.score))
-        ends["logprob_to"].update(sums_of(contrast, candidate, task.high.score))
+    runs = PairRuns(contrast, {name: (task.low, task.high) for name, task in tasks.items()})
     rows = []
     for direction in context.config.directions:
-        effects: dict[str, dict[str, dict[str, float]]] = {"heads": {}, "sets": {}}
-        for candidate, task in tasks.items():
-            base = (task.high if direction == "noise" else task.low).score
-            sign = -1.0 if direction == "noise" else 1.0
-            single, joint = patched(session.engine, task, direction, sets, context.screen.heads[direction])
-            scores = {"heads": {str(part): score for part, score in single.items()}, "sets": joint}
-            for name in sums_of(contrast, candidate, base):  # also where there are no sets
-                for kind in effects:
-                    effects[kind][name] = {}
-            for kind, found in scores.items():
-                for part, score in found.items():
-                    for name, value in effects_of(contrast, candidate, sign, score, base).items():
-                        effects[kind][name][part] = value
+        heads = context.screen.heads[direction]
+        scores = {name: patched(session.engine, task, direction, sets, heads) for name, task in tasks.items()}
+        effects = {
+            kind: runs.effects(direction, {name: found[at] for name, found in scores.items()})
+            for at, kind in enumerate(("heads", "sets"))
+        }
         rows.append(
             {
                 "id": row_id(item, group, direction),
@@ -226,8 +214,8 @@ def measure(context: PatchContext, unit: ItemUnit) -> list[Row]:
                 **dict(zip(GROUP, group, strict=True)),
                 "screen": context.screen.name,
                 "n_positions": len(first.positions) or len(first.low.query.action),
-                **ends,
-                **differences,
+                **dict(zip(("logprob_from", "logprob_to"), runs.ends, strict=True)),
+                **runs.about(),
                 **effects,
                 "members": {name: str(sets[name]) for name in effects["sets"]["failed"]},
             }
