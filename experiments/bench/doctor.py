@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from experiments.run.places import checkpoint_cache
+from experiments.run.item_pools import checkpoint_cache
 from experiments.run.provenance import provenance
 from experiments.run.session import read_wording
 from experiments.run.study import ModelOptions, Report, Study, WordingFileOptions

@@ -254,7 +254,7 @@ class Replacement:
         z: the one value of each head, [layer, head, d_head], where there is one (mean).
         alpha: the factor on z, with scale.
         reference: the reference set; None where none is needed.
-        keep: is given every new fit (`experiments.mechanism.kept_fits` writes it down).
+        keep: is given every new fit (`experiments.mechanism.joint` writes it down).
     """
 
     how: str

@@ -31,8 +31,14 @@ from experiments.heads.ablation import (
     replacement,
     score_under,
 )
-from experiments.heads.control_sets import NamedSet
-from experiments.heads.sets import SetsOptions, about_sets, head_sets, notes_of, selected_sets
+from experiments.heads.control_sets import (
+    NamedSet,
+    SetsOptions,
+    about_sets,
+    head_sets,
+    notes_of,
+    selected_sets,
+)
 from experiments.mechanism.ablation_tables import ablation_tables
 from experiments.mechanism.pairs import PairSweepOptions, pair_of, require_conditions, scores_under
 from experiments.run.left_out import noted, of_candidates

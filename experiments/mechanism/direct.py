@@ -13,12 +13,12 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.mechanism.metric_views import of_metric
 from experiments.mechanism.pairs import (
     DIRECTIONS,
     PairContext,
     PairSweepOptions,
     by_pair,
+    of_metric,
     open_pair,
     pair_runs,
     pair_units,

@@ -12,11 +12,11 @@ from functools import partial
 
 import pandas as pd
 
-from experiments.mechanism.metric_views import of_metric
 from experiments.mechanism.pairs import (
     DIRECTIONS,
     PairContext,
     PairSweepOptions,
+    of_metric,
     open_pair,
     pair_runs,
     pair_units,

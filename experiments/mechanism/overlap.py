@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import pandas as pd
 
-from experiments.mechanism.metric_views import of_metric
+from experiments.mechanism.pairs import of_metric
 from experiments.mechanism.patch import STUDY as PATCH
 from experiments.mechanism.patch import entry_name
 from experiments.mechanism.patch_tables import z_effects

@@ -16,13 +16,13 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from experiments.mechanism.metric_views import require_metric
 from experiments.run.left_out import restricted
 from experiments.run.run_study import ItemContext, ItemUnit
 from experiments.run.session import Session, open_session
 from experiments.run.study import Flag, MetricOptions, SessionOptions
 from mech.engine.engine import Run
 from mech.engine.queries import Score
+from mech.errors import InputError
 from mech.patching.patch import Sides, sides
 from probes.items.item import Item
 from probes.scoring.contrast import Contrast, contrast_of
@@ -47,6 +47,30 @@ class PairOptions:
 @dataclass(frozen=True, kw_only=True)
 class PairSweepOptions(PairOptions, MetricOptions, SessionOptions):
     """What a study is given that measures every item of a difference in both directions."""
+
+
+def require_metric(items: Sequence[Item], metric: str) -> None:
+    """Raise InputError where the metric is defined for none of the items, before anything is run."""
+    if metric != "logprob" and all(len(item.candidates()) == 1 for item in items):
+        raise InputError(_undefined(metric))
+
+
+def of_metric(table: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """The rows of one metric, without the column that says so.
+
+    Raises:
+        InputError: the metric is defined for none of the items.
+    """
+    rows = table[table["metric"] == metric]
+    if rows.empty and len(table):
+        raise InputError(_undefined(metric))
+    return rows.drop(columns="metric")
+
+
+def _undefined(metric: str) -> str:
+    return (
+        f"There is no {metric} of these items: none has a reference action or a distractor to compare with."
+    )
 
 
 def pair_of(config: PairOptions) -> tuple[str, str]:

@@ -27,11 +27,11 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 
 from experiments.heads.ranking import ranking
-from experiments.mechanism.metric_views import of_metric
 from experiments.mechanism.pairs import (
     PairContext,
     PairRuns,
     PairSweepOptions,
+    of_metric,
     pair_of,
     pair_session,
     references_said,

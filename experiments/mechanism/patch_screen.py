@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from experiments.mechanism.metric_views import of_metric
-from experiments.mechanism.pairs import row_id
+from experiments.mechanism.pairs import of_metric, row_id
 from experiments.mechanism.patch_tables import Group
 from experiments.run.progress import progress
 from experiments.run.run_folder import RunFolder, read_run

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from experiments.heads.ranking import ranking
-from experiments.mechanism.metric_views import of_metric
 from experiments.mechanism.pairs import (
     PairContext,
     PairSweepOptions,
     by_pair,
+    of_metric,
     pair_session,
     pair_units,
     references_said,

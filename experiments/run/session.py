@@ -16,8 +16,7 @@ import pandas as pd
 import torch
 from pydantic import ConfigDict, TypeAdapter
 
-from experiments.run.item_pools import by_template, read_pool
-from experiments.run.places import checkpoint_cache
+from experiments.run.item_pools import by_template, checkpoint_cache, read_pool
 from experiments.run.provenance import provenance
 from experiments.run.run_folder import RunFolder
 from experiments.run.seeds import derive, stream

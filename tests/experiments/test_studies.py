@@ -20,8 +20,8 @@ import torch
 
 from experiments.cli import main
 from experiments.heads.ablation import BY_QUESTION, METHODS, Replacement, replacement
-from experiments.heads.ranking import score_heads
 from experiments.heads.control_sets import NamedSet
+from experiments.heads.ranking import score_heads
 from experiments.mechanism.ablate import on_item
 from experiments.run.session import Session
 from mech.engine.engine import Engine
@@ -688,7 +688,11 @@ def test_mean_and_zero_are_two_ablations(shell: Shell) -> None:
     put = Replacement("mean", z=mean.z)
     rows = [
         on_item(session, ITEMS[0], way, those, "all", ("pre", "neut"))
-        for way, those in ((put, one), (Replacement("zero"), one), (put, NamedSet("none", "none", HeadSet(()))))
+        for way, those in (
+            (put, one),
+            (Replacement("zero"), one),
+            (put, NamedSet("none", "none", HeadSet(()))),
+        )
     ]
     copies = [copy_of(row)[0] for row in rows]
     assert min(abs(a - b) for at, a in enumerate(copies) for b in copies[:at]) > NATS
