@@ -14,7 +14,7 @@ from 0: `top16/damage3`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -93,7 +93,7 @@ class NamedSet:
         displaced: heads that had to come from another layer than the one they replace.
         ratio: what a control was matched in (output norm, damage) over that of the selected set; else None.
         reached: False where no set of that draw costs as much as the selected one, so that this is the nearest.
-        k: in an ablation study, the size of the selected set; of a control, that of the set which it controls.
+        k: where sets of several sizes are compared, the size of the selected set, also for its controls.
     """
 
     label: str
@@ -103,6 +103,11 @@ class NamedSet:
     ratio: float | None = None
     reached: bool = True
     k: int = 0
+
+
+UNABLATED = NamedSet("none", "none", HeadSet(()))
+Sets = Mapping[str, NamedSet]
+"""Label → set."""
 
 
 def control_sets(
@@ -298,7 +303,7 @@ def head_sets(
     Raises:
         InputError: as `control_sets`.
     """
-    sets = [NamedSet("none", "none", HeadSet(()))]
+    sets = [UNABLATED]
     for label, heads in selected:
         controls = control_sets(session, args, label, heads, args.control_kinds, args.controls, reference)
         sets += [replace(one, k=len(heads)) for one in (NamedSet(label, "selected", heads), *controls)]

@@ -21,6 +21,7 @@ import pandas as pd
 import torch
 
 from experiments.heads.ablation import Donors, DrawsOptions, Replacement, replacement
+from experiments.heads.control_sets import Sets
 from experiments.heads.reference_sets import ReferenceSet, reference_set
 from experiments.mechanism.joint_controls import (
     DIRECTION,
@@ -30,7 +31,7 @@ from experiments.mechanism.joint_controls import (
     labelled,
     needs_reference,
 )
-from experiments.mechanism.joint_item import Sets, decision, item_rows
+from experiments.mechanism.joint_item import decision, item_rows
 from experiments.mechanism.pairs import (
     PairContext,
     PairSweepOptions,
@@ -89,7 +90,7 @@ class JointContext(PairContext):
 
     Attributes:
         everything: the session with all items asked for, whose streams and tasks decide sets and references.
-        sets: label → (kind, heads).
+        sets: label → set.
         reference: the reference set, where one is needed.
         puts: ablation → its replacement.
         same: hash of what, beside the pair, decides the numbers.
@@ -112,7 +113,7 @@ class JointContext(PairContext):
     @property
     def kinds(self) -> dict[str, str]:
         """Label → kind of every set."""
-        return {label: kind for label, (kind, _) in self.sets.items()}
+        return {label: one.kind for label, one in self.sets.items()}
 
 
 def open_joint(config: JointConfig) -> JointContext:
@@ -138,7 +139,7 @@ def open_joint(config: JointConfig) -> JointContext:
         if how in ABLATIONS
     }
     hashes = {
-        "set_sha256": {label: heads.sha256 for label, (_, heads) in sets.items()},
+        "set_sha256": {label: one.heads.sha256 for label, one in sets.items()},
         "replacement_sha256": {how: put.sha256 for how, put in puts.items()},
     }
     return JointContext(

@@ -13,10 +13,10 @@ All but random stand beside the sets of --control-k heads. A set is labelled aft
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from experiments.heads.control_sets import MatchedOptions, NamedSet, control_sets
+from experiments.heads.control_sets import MatchedOptions, NamedSet, about_sets, control_sets
 from experiments.heads.ranking import ranking
 from experiments.heads.reference_sets import ReferenceSet
 from experiments.run.run_json import read_run, recorded
@@ -84,8 +84,8 @@ def control_kinds(text: str, default: int) -> dict[str, int]:
 
 def joint_sets(
     session: Session, config: RankedControls, reference: ReferenceSet | None = None
-) -> tuple[dict[str, tuple[str, HeadSet]], dict[str, Any]]:
-    """Label → (kind, heads), each selected set before its controls; and what a run records of them.
+) -> tuple[dict[str, NamedSet], dict[str, Any]]:
+    """Label → set, each selected set before its controls; and what a run records of them.
 
     Args:
         session: whose model has the heads.
@@ -97,11 +97,10 @@ def joint_sets(
     """
     kinds = config.counts
     scores, source = ranking(session.model, require_out(config), config.seed, config.by)
-    sets: dict[str, tuple[str, HeadSet]] = {}
-    made: list[NamedSet] = []
+    sets: dict[str, NamedSet] = {}
     for k in config.k:
         label, heads = f"top{k}", top_heads(scores, k, config.by)
-        sets[label] = ("selected", heads)
+        sets[label] = NamedSet(label, "selected", heads, k=k)
         here = {kind: n for kind, n in kinds.items() if n and (kind == "random" or k in config.control_k)}
         moved = here.pop(DIRECTION, 0)
         known = {} if reference is None else kept_controls(config, session.model, reference, label, heads)
@@ -111,16 +110,12 @@ def joint_sets(
             drawn = [kind for kind in alike if kind not in known]
             found += control_sets(session, config, label, heads, drawn, count, reference)
             found.sort(key=lambda one: ALL_KINDS.index(one.kind))
-            sets.update({one.label: (one.kind, one.heads) for one in found})
-            made += found
-        sets.update({f"{label}/{DIRECTION}{draw}": (DIRECTION, heads) for draw in range(moved)})
-    return sets, {
-        "head_scores": source,
-        "sets": {label: str(heads) for label, (kind, heads) in sets.items() if kind != DIRECTION},
-        "displaced": {one.label: one.displaced for one in made if one.displaced},
-        "ratios": {one.label: one.ratio for one in made if one.ratio is not None},
-        "not_reached": [one.label for one in made if not one.reached],
-    }
+            sets.update({one.label: replace(one, k=k) for one in found})
+        elsewhere = [NamedSet(f"{label}/{DIRECTION}{draw}", DIRECTION, heads, k=k) for draw in range(moved)]
+        sets.update({one.label: one for one in elsewhere})
+    about = about_sets([one for one in sets.values() if one.kind != DIRECTION])
+    ratios = about.pop("ratio")
+    return sets, {"head_scores": source, **about, "ratios": ratios}
 
 
 MATCHED = ("norm", "damage")

@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from experiments.heads.control_sets import UNABLATED, NamedSet, Sets
 from experiments.heads.ranking import ranking
 from experiments.mechanism.pairs import (
     PairContext,
@@ -68,7 +69,7 @@ class PathConfig(PairSweepOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PathContext(PairContext):
-    """The receivers, and sets of senders by label: (kind, heads).
+    """The receivers, and sets of senders by label.
 
     `sharing`: query heads that share the receivers' keys and do not see the change.
     """
@@ -76,7 +77,7 @@ class PathContext(PairContext):
     config: PathConfig
     receivers: HeadSet
     sharing: HeadSet
-    senders: Mapping[str, tuple[str, HeadSet]]
+    senders: Sets
 
     @cached_property
     def means(self) -> Mapping[str, Tensor]:
@@ -106,20 +107,21 @@ def open_path(config: PathConfig) -> PathContext:
         raise InputError(
             f"No sender of {chosen} stands in a layer below a receiver of {receivers}: ask for more."
         )
-    senders: dict[str, tuple[str, HeadSet]] = {
-        "previous-token": ("selected", chosen),
-        "all": ("selected", all_heads(model)),
-    }
     drawn = distinct_controls(chosen, model.n_layers, model.n_heads, config.controls, session.rng_for)
-    senders |= {f"random{draw}": ("random", control.heads) for draw, control in enumerate(drawn)}
+    named = [
+        NamedSet("previous-token", "selected", chosen),
+        NamedSet("all", "selected", all_heads(model)),
+        *(NamedSet(f"random{draw}", "random", one.heads, one.displaced) for draw, one in enumerate(drawn)),
+    ]
+    senders = {one.label: one for one in named}
     sharing = sharing_keys(model, receivers)
     recorded = {
         "receivers": str(receivers),
         "sharing_keys": str(sharing),
-        "senders": {name: str(heads) for name, (_, heads) in senders.items() if name != "all"},
-        "displaced": {f"random{draw}": one.displaced for draw, one in enumerate(drawn) if one.displaced},
+        "senders": {one.label: str(one.heads) for one in named if one.label != "all"},
+        "displaced": {one.label: one.displaced for one in named if one.displaced},
     }
-    hashes = {name: heads.sha256 for name, (_, heads) in senders.items()}
+    hashes = {one.label: one.heads.sha256 for one in named}
     return PathContext(
         session,
         recorded=recorded,
@@ -177,23 +179,25 @@ def measure(context: PathContext, unit: ItemUnit) -> list[Row]:
         before.update(sums_of(contrast, scoring.candidate, start))
     counts = token_counts(contrast, {name: len(run.query.action) for name, (run, _) in runs.items()})
     rows = []
-    for label, (kind, heads) in {**context.senders, "none": ("none", HeadSet(()))}.items():
+    for one in (*context.senders.values(), UNABLATED):
         after: Sums = {}
         for candidate, (run, places) in runs.items():
             score = run.score
-            if kind != "none":
-                score = patch_path(engine, run, context.receivers, heads, value, places)
+            if one.heads:
+                score = patch_path(engine, run, context.receivers, one.heads, value, places)
             after.update(sums_of(contrast, candidate, score))
         about = {"item_id": item.item_id, "task_id": item.task_id, "from": pair[0], "to": pair[1], "how": how}
         measured = {
-            "k": len(heads),
+            "k": len(one.heads),
             "references": contrast.references_are,
             "n_tokens": counts,
             "before": before,
             "after": after,
             "n_positions": len(runs["failed"][1]),
         }
-        rows.append({"id": row_id(item, pair, label), **about, "set": label, "kind": kind, **measured})
+        rows.append(
+            {"id": row_id(item, pair, one.label), **about, "set": one.label, "kind": one.kind, **measured}
+        )
     return rows
 
 
