@@ -72,7 +72,7 @@ BY_QUESTION = ("mean-role", "resample")
 
 @dataclass(frozen=True, kw_only=True)
 class DrawsOptions:
-    """How many donors stand in for an item."""
+    """How many donors an item has."""
 
     draws: Annotated[int, Flag("with --how resample: donors of every item", positive)] = 20
 
@@ -525,6 +525,6 @@ def _side_by_side(
     for scoring, own in zip(questions, changes, strict=True):
         scores = score_interventions(engine, clean.of(scoring, shared), own)
         for draw, score in enumerate(scores):
-            told = replace(scoring, query=replace(scoring.query, intervention=own[draw]))
-            by_draw[draw].append(score_row(engine.model, told, score))
+            changed = replace(scoring, query=replace(scoring.query, intervention=own[draw]))
+            by_draw[draw].append(score_row(engine.model, changed, score))
     return by_draw

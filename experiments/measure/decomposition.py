@@ -4,7 +4,7 @@ The core conditions of every item, on one or all environments, and what the spli
 as long as the error (`neut_pad`), as many tokens of filler or another valid call in the place of the call
 (`neut_matched`, `neut_other`), and the mark of failure without the call (`mark`, `abstract_min`; `ack` is the
 acknowledgement without it), for the split in the other order and the interaction of the two. Then the split with
-intervals, by operator, error family, template and step, and which tokens of a× carry it.
+intervals, by operator, error family, template and step, and which tokens of a× it comes from.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def unit_queries(context: Scoring, unit: ScoringUnit) -> list[ScoringQuery]:
 def score_tables(context: Scoring, folder: RunFolder) -> dict[str, pd.DataFrame]:
     """Every table that the rows of the folder allow, of every arm in it; `arms` where there are two or more.
 
-    Arms of other studies of the folder come behind the context's own.
+    Arms of other studies of the folder come after the context's own.
     """
     session, delta = context.session, context.delta
     rows = session.clustered(labelled(folder.rows("scores")))

@@ -1,16 +1,16 @@
-"""`backfire circuit`: the smallest set of heads that carries a share of Δcopy, by several searches, tested elsewhere.
+"""`backfire circuit`: the smallest set of heads that recovers a share of Δcopy, by several searches, tested elsewhere.
 
 Items are split by template where there are enough of them (--split): no template, task or goal of a test item is seen
 in training, by a search or by a ranking that one starts from. On the training items each method (`circuit_searching`)
 looks for the smallest set whose joint effect on --metric reaches --target of the difference, by one of three criteria
 (`mech.patching.circuits`):
 
-    necessity      the default. Noising the set must remove the share although every other head may stand in for it.
+    necessity      the default. Noising the set must remove the share although every other head may compensate.
     sufficiency    passes early and past 1: on the bundled model a few heads brought into `pre` raise logp(a×) by more
-                   than Δcopy on some items, as heads that hold copying back do not see what they would hold back.
-    faithfulness   passes 1 likewise, since the set can be chosen without the heads that hold copying back.
+                   than Δcopy on some items, as suppression heads do not see what they would suppress.
+    faithfulness   passes 1 likewise, since the set can be chosen without the suppression heads.
 
-Sets found by necessity on ToolShed were sufficient and faithful there, and not the other way round; all three are told.
+Sets found by necessity on ToolShed were sufficient and faithful there, and not the other way round; all three are reported.
 Found sets are then measured, in every metric, on held-out items, on the other environment and on any item files given:
 circuit.csv, circuit_controls.csv (beside random sets, sets matched in output norm and in damage, and others),
 circuit_heads.csv, circuit_completeness.csv, circuit_curve.csv, circuit_ranking.csv; circuit_stability.csv and its
@@ -183,7 +183,7 @@ def run(config: CircuitConfig) -> Report:
             }
         )
     sizes = family_lines(controls[controls["metric"].isin(SHOWN)], "circuit")
-    text = [*split_lines(level, tests, config), "", told(found, config), "", _shown(table), ""]
+    text = [*split_lines(level, tests, config), "", found_text(found, config), "", _shown(table), ""]
     text += ["beside control sets, by the criterion:", _beside(controls), *sizes, ""]
     text += [
         _about_halves(searched, config),
@@ -232,7 +232,7 @@ def sets_to_test(session: Session, config: CircuitConfig) -> tuple[list[ItemSet]
     put under a condition, or lack what the metric needs, are left out.
 
     Raises:
-        InputError: tasks cannot be split, a file or environment has no item left, a label stands for two sets.
+        InputError: tasks cannot be split, a file or environment has no item left, two sets have one label.
     """
     rng = session.rng_for("circuit/split")
     level = split_level(session, config)
@@ -432,7 +432,7 @@ def about_found(found: Mapping[str, Found]) -> dict[str, Any]:
     }
 
 
-def told(found: Mapping[str, Found], config: CircuitConfig) -> str:
+def found_text(found: Mapping[str, Found], config: CircuitConfig) -> str:
     """A sentence a method: found, or not found and how near."""
     lines = []
     for method, one in found.items():
@@ -448,7 +448,7 @@ def told(found: Mapping[str, Found], config: CircuitConfig) -> str:
 
 
 def split_lines(level: str, tests: Sequence[ItemSet], config: CircuitConfig) -> list[str]:
-    """Which templates stand on either side, a line a test set."""
+    """The templates of each test set, a line each."""
     why = ""
     if config.split == "auto":
         few = "at least" if level == "template" else "fewer than"

@@ -183,7 +183,7 @@ def _beside_controls(testing: Testing, test: ItemSet, metric: str) -> list[tuple
 def _excess(
     testing: Testing, test: ItemSet, heads: HeadSet, drawn: Sequence[HeadSet], metric: str, control: str
 ) -> Interval:
-    """What the set carries beyond the mean of its controls, as a share, paired by item."""
+    """What the set recovers beyond the mean of its controls, as a share, paired by item."""
     deltas = testing.evaluations.deltas(test, metric)
     labels = test.clusters(testing.level)
     rng = testing.rng_for(f"circuit/{test.label}/{testing.kind}/excess/{control}")
@@ -221,8 +221,8 @@ def heads_table(
 ) -> pd.DataFrame:
     """circuit_heads.csv: each head of each found set, in the order chosen; cost is measured on the test items.
 
-    `alone` is the share of the head by itself on the training items, by the criterion, and `sign` its sign: a head that
-    holds copying back has −1.
+    `alone` is the share of the head by itself on the training items, by the criterion, and `sign` its sign: a
+    suppression head has −1.
     """
     out: dict[str, list[HeadSet]] = {
         method: [without(found.set, HeadSet([head])) for head in found.heads]

@@ -1,7 +1,7 @@
 """`backfire direct`: how much of what a head or an MLP does reaches the logits by itself, and how much through others.
 
 Total, direct (final norm frozen) and indirect effect of every head and MLP on every metric, noising and denoising;
-heads whose direct effect is negative hold copying back. direct.jsonl → direct.csv (shares of Δcopy, with intervals and
+heads whose direct effect is negative suppress copying. direct.jsonl → direct.csv (shares of Δcopy, with intervals and
 signs).
 """
 

@@ -1,4 +1,4 @@
-"""`backfire joint`: what the best k heads carry of Δcopy (or of any difference of two conditions), by eight methods.
+"""`backfire joint`: what the best k heads recover of Δcopy (or of any difference of two conditions), by eight methods.
 
 noise, denoise (z from the other run), mean, mean-role, resample, zero, optimal (z replaced in both runs), knockout
 (attention to the call in TO's record cut), all at the action positions; see `probes.effects.joint` for what each

@@ -6,7 +6,7 @@
                      the heads that attend most to the token before, to the first token; all that are not selected
     direction        no other heads: the selected ones, moved as far as a method moves them, in a random direction
 
-All but random stand beside the sets of --control-k heads. A set is labelled after the one that it controls:
+All but random are for the sets of --control-k heads. A set is labelled after the one that it controls:
 `top16/damage3`. The sets: `experiments.heads.control_sets`.
 """
 
@@ -34,7 +34,7 @@ ALL_KINDS = ("random", "norm", "damage", *SINGLE_CONTROLS, DIRECTION)
 
 @dataclass(frozen=True, kw_only=True)
 class ControlledOptions:
-    """The sizes of the selected sets, and which controls stand beside them."""
+    """The sizes of the selected sets, and which controls they have."""
 
     k: Annotated[tuple[int, ...], Flag("sizes of the selected sets, best first by --by", whole_numbers)] = (
         4,
@@ -69,7 +69,7 @@ def control_kinds(text: str, default: int) -> dict[str, int]:
     """`random:100,norm,sink` as kind → number of sets; `none` is none at all.
 
     Raises:
-        InputError: an unknown kind, or no number behind a colon.
+        InputError: an unknown kind, or no number after a colon.
     """
     found: dict[str, int] = {}
     for part in text.split(",") if text != "none" else []:

@@ -1,7 +1,7 @@
-"""`backfire layers`: which layers carry Δcopy, by exact patching of MLP outputs and of the residual stream.
+"""`backfire layers`: which layers cause Δcopy, by exact patching of MLP outputs and of the residual stream.
 
     mlp_out      what one layer's MLP adds at the action positions, from the other run
-    resid_pre    all that stands before a layer there: where the difference has arrived (the last point is the end)
+    resid_pre    the stream before a layer there: where the difference has arrived (the last point is the end)
 
 Noising and denoising, by every metric. layers.jsonl → layers.csv (share of Δcopy with interval, a layer a line).
 """

@@ -1,4 +1,4 @@
-"""`backfire patch`: what carries Δcopy (or any difference of two conditions), by exact activation patching.
+"""`backfire patch`: which parts cause Δcopy (or any difference of two conditions), by exact activation patching.
 
     noise     run TO with one part's activation from FROM:   effect = logp(TO) − logp(patched)
     denoise   run FROM with one part's activation from TO:   effect = logp(patched) − logp(FROM)

@@ -81,7 +81,7 @@ class PathContext(PairContext):
 
     @cached_property
     def means(self) -> Mapping[str, Tensor]:
-        """Task → what stands in the senders' place, [layer, head, d_head]: `record_means`, or zero."""
+        """Task → what replaces the senders' z, [layer, head, d_head]: `record_means`, or zero."""
         if self.config.how == "mean":
             return record_means(self.session, self.pair[1], self.config.quiet)
         model = self.session.model
@@ -95,7 +95,7 @@ def open_path(config: PathConfig) -> PathContext:
     """Receivers, the chosen senders, all heads as senders, and the controls.
 
     Raises:
-        InputError: more heads are asked for than there are, a table lacks a score, no sender stands below a receiver.
+        InputError: more heads are asked for than there are, a table lacks a score, no sender is below a receiver.
     """
     session = pair_session(config)
     model, out = session.model, require_out(config)

@@ -120,7 +120,7 @@ class PlaceboContext(ItemContext):
         }
 
     def whole(self, item: Item) -> Values:
-        """The whole model, and the length of a×."""
+        """The unablated model, and the length of a×."""
         values = under(self.session, item, ("pre", "neut", "fail", "fail_unrelated"))
         [scoring] = build_queries(self.session.model, item, ["pre"], self.session.wording, ["failed"])
         return {**values, "n_tokens": float(len(scoring.query.action))}

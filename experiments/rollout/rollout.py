@@ -93,7 +93,7 @@ def run(config: RolloutConfig) -> Report:
 
 
 SHORTEST = 8
-"""Letters below which a text stands in another by chance."""
+"""A shorter text (letters) may be part of another by chance."""
 
 
 def with_copies(

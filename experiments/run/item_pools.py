@@ -80,8 +80,8 @@ def executed_once(seed: int, problems: Sequence[Problem], cache_dir: Path, quiet
         ) from error
     logger.info("executing the mutants of %d programs, once: %s", len(problems), place)
     try:
-        with bar("execute", quiet) as told:
-            pool = coderepair_pool(seed, problems, on_progress=told)
+        with bar("execute", quiet) as show:
+            pool = coderepair_pool(seed, problems, on_progress=show)
     except RuntimeError as error:
         raise InputError(f"The sandbox cannot work here: {error}") from error
     reasons = "; ".join(f"{task}: {why}" for task, why in sorted(pool.left_out.items()))

@@ -68,7 +68,7 @@ class Session:
         return by_cluster(rows, self.items, self.cluster)
 
     def streams(self, prefix: str) -> RngFactory:
-        """As `rng_for`, every name behind this prefix: tables of one kind do not share draws by accident."""
+        """As `rng_for`, every name after this prefix: tables of one kind do not share draws by accident."""
         return lambda name: self.rng_for(f"{prefix}/{name}")
 
     @property

@@ -35,7 +35,7 @@ class Flag:
         presentation: the field decides no number and is no part of the run's identity.
         positional: words without a name in front, parsed as a tuple.
         repeatable: the flag may be given several times; the values are a tuple in the order given, without those that
-            say the default, which stands where nothing else was said.
+            say the default, which holds where nothing else was said.
     """
 
     help: str
@@ -72,7 +72,7 @@ class Option:
 
     @property
     def field(self) -> str:
-        """The config's field: the key, with a line behind it where that is a word of Python (`from_`)."""
+        """The config's field: the key, and an underscore where that is a word of Python (`from_`)."""
         return f"{self.key}_" if keyword.iskeyword(self.key) else self.key
 
     def read(self, text: str) -> Any:
