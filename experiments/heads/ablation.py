@@ -31,7 +31,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from experiments.heads.reference_sets import (
-    MIN_REFERENCE,
     ReferenceItemsOptions,
     ReferenceOptions,
     ReferenceSet,
@@ -54,16 +53,6 @@ from probes.prompts.conditions import lacking
 from probes.scoring.record import system_length
 from probes.scoring.roles import position_roles
 from probes.scoring.score import ScoringQuery, build_queries, score_row
-
-__all__ = [
-    "MIN_REFERENCE",
-    "CleanRuns",
-    "ReferenceSet",
-    "Replacement",
-    "reference_set",
-    "replacement",
-    "score_under",
-]
 
 METHODS = ("mean", "mean-role", "resample", "zero", "scale", "optimal")
 BY_QUESTION = ("mean-role", "resample")
@@ -335,10 +324,6 @@ class Replacement:
         if self.z is not None:
             return replace_heads(heads, self.z, place)
         return scale_heads(heads, self.alpha, place)
-
-    def intervention(self, heads: HeadSet | None, args: PlaceOptions) -> Intervention:
-        """These heads taken out where `args.where` says; InputError as `fixed`."""
-        return self.fixed(heads, args.where)
 
     def fit(self, heads: HeadSet) -> Fit:
         """The optimal constants of a set, fitted once.

@@ -25,9 +25,7 @@ from experiments.heads.ablation import (
     Donors,
     DrawsOptions,
     PlaceOptions,
-    ReferenceSet,
     Replacement,
-    reference_set,
     replacement,
     score_under,
 )
@@ -39,6 +37,7 @@ from experiments.heads.control_sets import (
     notes_of,
     selected_sets,
 )
+from experiments.heads.reference_sets import ReferenceSet, reference_set
 from experiments.mechanism.ablation_tables import ablation_tables
 from experiments.mechanism.pairs import PairSweepOptions, pair_of, require_conditions, scores_under
 from experiments.run.left_out import noted, of_candidates

@@ -127,7 +127,7 @@ class PlaceboContext(ItemContext):
 
     def ablated(self, session: Session, with_what: Replacement, heads: HeadSet, item: Item) -> Values:
         """A set of heads taken out."""
-        return under(session, item, ("pre", "neut"), with_what.intervention(heads, self.config))
+        return under(session, item, ("pre", "neut"), with_what.fixed(heads, self.config.where))
 
 
 def open_placebo(config: PlaceboConfig) -> PlaceboContext:

@@ -118,7 +118,7 @@ def changes(session: Session, config: ChangeOptions, tasks: Collection[str] = ()
             for label in labels:
                 heads = sets[label]
                 edits = (
-                    PersistentIntervention(instead.intervention(heads, config))
+                    PersistentIntervention(instead.fixed(heads, config.where))
                     if how == "ablate"
                     else PersistentIntervention(knockout_heads=heads)
                 )

@@ -143,10 +143,9 @@ def open_model(args: ModelOptions, wording: Wording | None = None) -> Model:
     Raises:
         InputError: as `load_model`, or its template does not know the role that the wording gives to observations.
     """
-    model = load_model(
-        args.model, dtype=args.dtype, device=args.device, cache_dir=checkpoint_cache(), pre=args.pre
+    model = dataclasses.replace(
+        load_model(args.model, **_loading(args)), special_in_content=args.allow_special_in_content
     )
-    model = dataclasses.replace(model, special_in_content=args.allow_special_in_content)
     if wording is not None:
         require_role(model, wording.observation_role)
     return model
@@ -154,16 +153,12 @@ def open_model(args: ModelOptions, wording: Wording | None = None) -> Model:
 
 def open_redrawn(args: ModelOptions, seed: int, name: str) -> Model:
     """The placebo of that model: weights drawn anew under the base seed and this name, checked as any."""
-    generator = torch.Generator().manual_seed(derive(seed, name))
-    model = load_redrawn(
-        args.model,
-        generator,
-        dtype=args.dtype,
-        device=args.device,
-        cache_dir=checkpoint_cache(),
-        pre=args.pre,
-    )
+    model = load_redrawn(args.model, torch.Generator().manual_seed(derive(seed, name)), **_loading(args))
     return dataclasses.replace(model, special_in_content=args.allow_special_in_content)
+
+
+def _loading(args: ModelOptions) -> dict[str, Any]:
+    return {"dtype": args.dtype, "device": args.device, "cache_dir": checkpoint_cache(), "pre": args.pre}
 
 
 def open_engine(model: Model, args: RunOptions) -> Engine:
@@ -226,13 +221,7 @@ def open_run(
         InputError: no --out, or the folder cannot be used.
     """
     identity = {
-        "name": model.identity.name,
-        "source": model.identity.source,
-        "sha256": model.identity.sha256,
-        "tensors_sha256": model.identity.tensors_sha256,
-        "pre": model.identity.pre,
-        "n_parameters": model.identity.n_parameters,
-        "architecture": model.identity.architecture,
+        **dataclasses.asdict(model.identity),
         "dtype": str(model.dtype),
         "device": str(model.device),
         "attention": "eager",
