@@ -202,7 +202,7 @@ def with_references(session: Session, metric: str) -> Session:
     """
     if metric == "logprob":
         return session
-    items = [item for item in session.items if has_reference(item)]
+    items = [item for item in session.items if len(item.candidates()) > 1]
     if not items:
         raise InputError(
             f"No item has a reference action or a distractor: --metric {metric} needs one of the two."
@@ -212,11 +212,6 @@ def with_references(session: Session, metric: str) -> Session:
         return session
     why = f"{n} items have neither a reference action nor distractors"
     return noted(with_changes(session, items=items), [LeftOut(metric, n, why)])
-
-
-def has_reference(item: Item) -> bool:
-    """Whether there is an action that a× can be compared with."""
-    return item.gold_action is not None or bool(item.distractors)
 
 
 def split_level(session: Session, config: CircuitConfig) -> Level:
@@ -256,7 +251,7 @@ def sets_to_test(session: Session, config: CircuitConfig) -> tuple[list[ItemSet]
             item
             for item in untouched(pool, training, level)
             if len(conditions_of(item, pair_of(config))) == 2
-            and (config.metric == "logprob" or has_reference(item))
+            and (config.metric == "logprob" or len(item.candidates()) > 1)
         ]
         if not chosen:
             shared = "task or goal" if level == "task" else "template, task or goal"
