@@ -23,7 +23,6 @@ import pandas as pd
 from experiments.rollout.compare_doses import compare_doses, is_rollout
 from experiments.run.durable import naming, parse_rows, replace
 from experiments.run.frames import read_frame
-from experiments.run.run_folder import read_frame
 from experiments.run.study import Flag, Report, Study, positive_number
 from experiments.run.tables import frame_text, interval_text
 from mech.errors import InputError

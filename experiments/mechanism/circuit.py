@@ -10,7 +10,8 @@ looks for the smallest set whose joint effect on --metric reaches --target of th
                    than Δcopy on some items, as suppression heads do not see what they would suppress.
     faithfulness   passes 1 likewise, since the set can be chosen without the suppression heads.
 
-Sets found by necessity on ToolShed were sufficient and faithful there, and not the other way round; all three are reported.
+Sets found by necessity on ToolShed were sufficient and faithful there, and not the other way round; all three are
+reported.
 Found sets are then measured, in every metric, on held-out items, on the other environment and on any item files given:
 circuit.csv, circuit_controls.csv (beside random sets, sets matched in output norm and in damage, and others),
 circuit_heads.csv, circuit_completeness.csv, circuit_curve.csv, circuit_ranking.csv; circuit_stability.csv and its
