@@ -11,11 +11,11 @@ import pandas as pd
 import figures
 from figures import load
 
-_MODULES = [
-    importlib.import_module(f"figures.{one.name}")
+_MODULES = {
+    one.name: importlib.import_module(f"figures.{one.name}")
     for one in pkgutil.iter_modules(figures.__path__)
     if one.name != "__main__"
-]
+}
 READS: dict[tuple[str, str], tuple[str, ...]] = {
     (name, table): columns
     for name, module in _MODULES.items()

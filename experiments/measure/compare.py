@@ -22,7 +22,7 @@ import pandas as pd
 
 from experiments.rollout.compare_doses import compare_doses, is_rollout
 from experiments.run.durable import naming, parse_rows, replace
-from experiments.run.frames import read_frame
+from experiments.run.frames import in_schema, read_frame
 from experiments.run.study import Flag, Report, Study, positive_number
 from experiments.run.tables import frame_text, interval_text
 from mech.errors import InputError
@@ -85,7 +85,7 @@ def run(config: CompareConfig) -> Report:
         [read_summary(Path(one) / "summary.csv").assign(run=one) for one in runs], ignore_index=True
     )
     names = parse_names(config.names)
-    table = compare(ours, paper, names)
+    table = in_schema("compare", compare(ours, paper, names))
     target = config.out or Path(runs[0]) / "compare.csv"
     replace(target, table.to_csv(index=False, lineterminator="\n"))
     parts = [_block(group) for _, group in table.groupby(["model", "env"], sort=False)]
@@ -209,8 +209,8 @@ def compare_items(
     named = names.get(model, model.removesuffix("-q4"))
     file = read_published(published)
     theirs = published_items(file, str(published), named, set(rows["env"].astype(str)))
-    pairs = item_pairs(ours, theirs, model)
-    table = summary(pairs)
+    pairs = in_schema("compare_item_pairs", item_pairs(ours, theirs, model))
+    table = in_schema("compare_items", summary(pairs))
     if not table["n"].sum():
         raise InputError(
             f"No item of {published} is in {run}: neither has a score or measure of the other's items."

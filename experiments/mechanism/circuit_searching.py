@@ -89,7 +89,7 @@ class Search:
 
     @property
     def pooled(self) -> dict[Head, float]:
-        """Each head's estimated share of the training items' mean delta, a ratio of means: > 0 where it raises the effect."""
+        """Each head's estimated share of the training items' mean delta, a ratio of means: > 0 where it adds to it."""
         total = float(self.evaluations.deltas(self.training, self.evaluations.estimated).sum())
         return {head: effect / total for head, effect in self.summed.items()}
 
@@ -129,7 +129,7 @@ def stability(search: Search, found: Mapping[str, Found], rng_for: RngFactory) -
     to divide by have no set.
 
     Returns:
-        The columns of TABLES["circuit_stability"]. `exact` ranks heads by their own effects, alone, by the criterion;
+        The columns of circuit_stability.csv. `exact` ranks heads by their own effects, alone, by the criterion;
         attribution and the searches that start from it by the summed estimates.
     """
     training, config = search.training, search.config
@@ -163,7 +163,7 @@ def stability(search: Search, found: Mapping[str, Found], rng_for: RngFactory) -
 
 
 def stability_summary(table: pd.DataFrame, n_heads: int) -> pd.DataFrame:
-    """Each statistic over repeats; the columns of TABLES["circuit_stability_summary"].
+    """Each statistic over repeats; the columns of circuit_stability_summary.csv.
 
     Repeats part the same items anew: lo and hi (2.5 and 97.5 %) say how much depends on which half a cluster fell
     into, and are no confidence interval over tasks.

@@ -17,6 +17,7 @@ import pandas as pd
 
 from experiments.heads.control_sets import NamedSet, random_sets
 from experiments.mechanism.circuit_values import Evaluations, ItemSet
+from experiments.run.frames import in_schema
 from experiments.run.schema import TABLES
 from mech.heads import Head, HeadSet
 from mech.models.model import Model
@@ -109,7 +110,7 @@ def circuit_tables(testing: Testing, tests: Sequence[ItemSet]) -> tuple[pd.DataF
         ours[[*keys, *(name for name in _FROM_CONTROLS if name in ours)]], on=keys, how="left"
     )
     found["n_controls"] = found["n_controls"].fillna(0).astype(int)
-    return found.reindex(columns=list(TABLES["circuit"])), controls[list(TABLES["circuit_controls"])]
+    return found.reindex(columns=list(TABLES["circuit"])), in_schema("circuit_controls", controls)
 
 
 _FROM_CONTROLS = (

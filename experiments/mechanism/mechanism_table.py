@@ -1,4 +1,4 @@
-"""The one table of `backfire mechanism`: what the top k heads recover by every method and metric, with what else changes.
+"""The one table of `backfire mechanism`: what the top k heads recover by every method and metric, and what else changes.
 
     mechanism.csv   one row a pair of conditions, metric, method, place, k and kind of control: share with interval,
                     controls, p, off-target changes
@@ -18,24 +18,11 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.run.schema import TABLES
 from probes.effects.dose import SINGLE_CONTROLS as SINGLE
 from probes.scoring.contrast import METRICS
 
-COLUMNS = (
-    *("env", "from", "to", "metric", "method", "where", "direction", "k", "share", "ci_lo", "ci_hi"),
-    *("controls", "n_controls", "control_mean", "control_lo", "control_hi", "percentile"),
-    *("p", "excess", "excess_lo", "excess_hi", "excess_p", "excess_p_holm", "family_size"),
-    *(
-        "n_draws",
-        "draw_sd",
-        "reference_change",
-        "sem_change",
-        "sem_equivalent",
-        "prose_change",
-        "code_change",
-    ),
-    *("n", "n_clusters"),
-)
+COLUMNS = TABLES["mechanism"]
 NAMES = {
     ("noise", "candidate"): "noising (z from `{from}`)",
     ("denoise", "candidate"): "denoising (z from `{to}`)",

@@ -150,10 +150,10 @@ def derive(
     action_error, observation, alternation = detectors
     rollouts = per_rollout(steps, action_error=action_error, observation=observation, alternation=alternation)
     tables = {
-        "rollouts": rollouts,
+        "rollout": rollouts,
         "rollout_extractions": extractions(steps),
         "rollout_rates": rates(rollouts, rng_for),
-        "survival": survival(steps, rng_for),
+        "rollout_survival": survival(steps, rng_for),
     }
     if rollouts["arm"].nunique() > 1:
         tables["rollout_contrasts"] = contrasts(rollouts, rng_for, baseline)

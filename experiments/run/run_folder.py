@@ -26,13 +26,13 @@ import numpy as np
 import pandas as pd
 
 from experiments.run.durable import append_bytes, parse_rows, replace, take_lock, to_json, writing
-from experiments.run.frames import EXACT_FLOATS, numeric, read_frame
+from experiments.run.frames import EXACT_FLOATS, in_schema, numeric, read_frame
 from experiments.run.run_json import SCHEMA_VERSION, config_hash, read_run, recorded
-from experiments.run.schema import ROWS, TABLES
+from experiments.run.schema import RENAMED_ROWS, ROWS, TABLES
 from mech.errors import InputError
 
 __all__ = [
-    "RunFolder", "config_hash", "read_run", "recorded", "read_frame", "numeric", "utc_now",
+    "RunFolder", "config_hash", "read_run", "recorded", "in_schema", "read_frame", "numeric", "utc_now",
     "EXACT_FLOATS", "SCHEMA_VERSION", "ROWS", "TABLES",
 ]  # fmt: skip
 
@@ -174,18 +174,13 @@ class RunFolder:
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
         """Write NAME.csv, whole or not at all; equal frames give equal bytes, and floats read back exactly.
 
-        The schema's columns come first, in its order, then those that the frame has beyond them. A frame without rows
-        may lack columns.
+        The frame is brought `in_schema`.
 
         Raises:
             InputError: a column of the schema is missing, a number is infinite, or the disk refuses; the table that
                 was there before is kept.
         """
-        required = TABLES.get(name, ())
-        missing = [column for column in required if column not in frame.columns]
-        if missing and len(frame):
-            raise InputError(f"Table '{name}' lacks the columns {', '.join(missing)}.")
-        frame = frame.reindex(columns=list(dict.fromkeys([*required, *frame.columns])))
+        frame = in_schema(name, frame)
         numbers = frame.select_dtypes("number").to_numpy(dtype=float, na_value=np.nan)
         if np.isinf(numbers).any():
             raise InputError(f"Table '{name}' holds an infinite number and was not written.")
@@ -245,10 +240,13 @@ def settings_file(folder: Path, study: str) -> Path:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Raise if there are files but no run.json: rows are never written among other people's files."""
+    """Raise if there are files but no run.json (rows are never written among other files), or rows of an old name."""
     names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
     if names - _BEFORE_RUN_JSON and "run.json" not in names:
         raise InputError(f"{folder} is not a run folder (files, but no run.json): choose another --out.")
+    for old, new in RENAMED_ROWS.items():
+        if f"{old}.jsonl" in names:
+            raise InputError(f"{folder / old}.jsonl has another name now: rename it to {new}.jsonl.")
 
 
 def _refuse_other_config(folder: Path, study: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

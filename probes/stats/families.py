@@ -122,7 +122,7 @@ def corrected(table: pd.DataFrame, family_name: str, p: str = "p") -> pd.DataFra
     """The table with `p_holm` and `family_size` right behind its `p`, replaced where it has them already.
 
     Args:
-        table: any table of the family, all its tests in it; an empty one is allowed.
+        table: any table of the family, all its tests in it; one without rows is returned as it is.
         family_name: a key of `FAMILIES`.
         p: the column of raw p-values.
 
@@ -135,6 +135,8 @@ def corrected(table: pd.DataFrame, family_name: str, p: str = "p") -> pd.DataFra
     """
     if family_name not in FAMILIES:
         raise InputError(f"'{family_name}' is no family of tests: {', '.join(FAMILIES)}.")
+    if table.empty:
+        return table
     family = FAMILIES[family_name]
     lacking = [name for name in (p, *family.within) if name not in table.columns]
     if lacking:

@@ -81,11 +81,6 @@ def read(name: str) -> pd.DataFrame:
     return pd.read_csv(Path("run") / name, keep_default_na=False, na_values=[""])
 
 
-def test_the_columns_are_the_schemas() -> None:
-    assert schema.TABLES["compare_items"] == item_compare.SUMMARY
-    assert schema.TABLES["compare_item_pairs"] == item_compare.PAIRS
-
-
 def test_the_same_scores_differ_by_exactly_zero_in_every_form_of_file(scoring: Callable[..., Said]) -> None:
     table = published()
     table.to_csv("long.csv", index=False)

@@ -143,8 +143,8 @@ def test_a_run_with_this_table_alone_has_the_figure_with_its_three_files(tmp_pat
     write(tmp_path)
     said: list[str] = []
     written = write_all(tmp_path, say=said.append)
-    assert [path.name for path in written] == [f"attribution.{end}" for end in ("png", "pdf", "csv")]
-    assert not any("figure attribution:" in line for line in said)
+    assert [path.name for path in written] == [f"attribute.{end}" for end in ("png", "pdf", "csv")]
+    assert not any("figure attribute:" in line for line in said)
     pixels = imread(written[0])
     assert pixels.shape[1] == round(style.WIDTH * 220) and pixels[..., :3].min() < 0.2
     numbers = pd.read_csv(written[2])
@@ -181,5 +181,5 @@ def test_what_cannot_be_drawn_is_skipped_or_refused_by_name(tmp_path: Path) -> N
     with pytest.raises(MissingTable, match="no rows of noise at the site q"):
         attribution_numbers(table, "q", "noise")
     path.unlink()
-    with pytest.raises(MissingTable, match=r"attribution\.csv is not in"):
+    with pytest.raises(MissingTable, match=r"attribute\.csv is not in"):
         draw_attribute(tmp_path)

@@ -147,7 +147,7 @@ def test_the_tables_that_probes_make_of_steps_are_drawn(tmp_path: Path) -> None:
         "predict_calibration": calibration_table(points, ["p"], rng, bins=2, n_draws=50),
     }
     for name, table in tables.items():
-        assert tuple(table.columns) == TABLES[name]
+        assert set(table.columns) == set(TABLES[name])
         table.to_csv(tmp_path / f"{name}.csv", index=False)
     for draw, pages in ((draw_rollout, 1), (draw_rollout_survival, 1), (draw_predict, 3)):
         assert len(draw(tmp_path)) == 3 * pages
