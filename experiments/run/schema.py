@@ -1,5 +1,9 @@
 """The columns of a run folder's rows and tables, written down once; a table may add columns after these.
 
+A file's name is, or begins with, the name of the command that writes it. Those that several commands write have a
+neutral name: scores.jsonl; measures, summary, breakdown, small_cells, equivalence, profiles, length_match, arms (all
+studies of conditions, which write decomposition.csv and manipulations.csv too) and left_out.
+
 Lengths are in tokens, log-probabilities and their differences in nats per action, shares between 0 and 1,
 `ci_lo`, `ci_hi` (and `…_lo`, `…_hi`) the ends of a 95 % interval (empty below six clusters), `n` items, `n_clusters`
 tasks, or what --cluster names; `deff` is the design effect, `p_holm` p corrected over a family of `family_size` tests
@@ -150,8 +154,8 @@ TABLES: dict[str, tuple[str, ...]] = {
         "model env kind item_id condition candidate measure unit found_in ours published difference",
         "per_token n_tokens n_tokens_published ctx_tokens ctx_tokens_published",
     ),
-    # One head set whose attention to the sources is knocked out (`knockout`). share: of L(to) − L(from), lost; p: rank of
-    # a selected set among its random ones.
+    # One head set whose attention to the sources is knocked out (`knockout`). share: of L(to) − L(from), lost; p:
+    # rank of a selected set among its random ones.
     "knockout": _columns(
         "from to metric sources set kind k share ci_lo ci_hi effect_nats n n_clusters flagged p p_holm",
         "family_size",
