@@ -44,7 +44,7 @@ from experiments.mechanism.patch_screen import (
     parse_screen,
     run_screen,
 )
-from experiments.mechanism.patch_tables import GROUP, Group, effects_tables
+from experiments.mechanism.patch_tables import DEFAULT, GROUP, Group, effects_tables
 from experiments.run.run_folder import RunFolder
 from experiments.run.run_study import ItemStudy, ItemUnit, Row, Tables
 from experiments.run.session import require_out
@@ -56,8 +56,6 @@ from mech.heads import HeadSet
 from probes.items.item import Item
 from probes.scoring.contrast import contrast_of
 from probes.scoring.pair import AT, SITES, PatchTask, mismatch, patched, require_pattern_pair
-
-DEFAULT = ("z", "candidate", "pre", "neut")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,6 +133,7 @@ class Report:
 
 
 C = TypeVar("C")
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True)
@@ -231,36 +232,20 @@ def number(text: str) -> float:
 _PLAIN: Mapping[Any, Callable[[str], Any]] = {int: whole_number, float: number}
 
 
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    value = whole_number(text)
-    if value < 1:
-        raise ValueError(f"{text} is less than 1")
-    return value
+def _bounded(read: Callable[[str], N], allowed: Callable[[N], bool], fault: str) -> Callable[[str], N]:
+    def parse(text: str) -> N:
+        value = read(text)
+        if not allowed(value):
+            raise ValueError(f"{text} is {fault}")
+        return value
+
+    return parse
 
 
-def not_negative(text: str) -> int:
-    """A whole number of at least 0."""
-    value = whole_number(text)
-    if value < 0:
-        raise ValueError(f"{text} is less than 0")
-    return value
-
-
-def positive_number(text: str) -> float:
-    """A finite number above 0."""
-    value = number(text)
-    if value <= 0:
-        raise ValueError(f"{text} is not above 0")
-    return value
-
-
-def not_negative_number(text: str) -> float:
-    """A finite number of at least 0."""
-    value = number(text)
-    if value < 0:
-        raise ValueError(f"{text} is not 0 or above")
-    return value
+positive = _bounded(whole_number, lambda value: value >= 1, "less than 1")
+not_negative = _bounded(whole_number, lambda value: value >= 0, "less than 0")
+positive_number = _bounded(number, lambda value: value > 0, "not above 0")
+not_negative_number = _bounded(number, lambda value: value >= 0, "not 0 or above")
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
