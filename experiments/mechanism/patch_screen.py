@@ -2,8 +2,8 @@
 
 Estimates of z (`mech.patching.attribution`, one step) on every metric are kept item by item in patch_estimates.jsonl
 and averaged over items, direction by direction; the N heads of largest |mean| on --metric are patched on all items.
-patch_estimates.csv has every head, and whether it was patched. A screen is no result: what it can miss is reported beside
-it.
+patch_estimates.csv has every head, and whether it was patched. A screen is no result: what it can miss is reported
+with it.
 """
 
 from __future__ import annotations
