@@ -139,7 +139,6 @@ def _step(study: Study[Any], config: Any) -> Report:
 
 STUDY = Study(
     "demo",
-    "run the main job on the bundled model: measure, find heads, patch and cut them, draw",
     "backfire demo --out runs/demo",
     DemoConfig,
     run,

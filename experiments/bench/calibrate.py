@@ -108,7 +108,6 @@ def text(table: pd.DataFrame) -> str:
 
 STUDY = Study(
     "calibrate",
-    "simulate how often the tests err and the intervals miss, with few clusters of skewed values",
     "backfire calibrate --simulations 4000 --from runs/first --out runs/calibrate",
     CalibrateConfig,
     run,

@@ -68,7 +68,7 @@ def run(config: ScalingConfig) -> Report:
         for name in progress(names, len(names), "models", config.quiet):
             place = out / folders[name]
             one = arguments(decompose_items.STUDY, {**keyed(config), "model": name, "out": place})
-            # The files behind a path may have changed since; a name means the same weights, or is refused.
+            # The files of a path may have changed since; a name means the same weights, or is refused.
             if Path(name).exists() or not is_done(place, decompose_items.STUDY.settings(one)):
                 decompose_items.STUDY.run(one)
                 gc.collect()  # the next model is loaded when this one is gone
@@ -152,7 +152,6 @@ def read_summary(place: Path) -> pd.DataFrame:
 
 STUDY = Study(
     "scaling",
-    "run the decomposition on many models and fit G against their size",
     "backfire scaling --models smollm2-135m,smollm2-360m,qwen2.5-0.5b --env all --limit 48 --out runs/scaling",
     ScalingConfig,
     run,

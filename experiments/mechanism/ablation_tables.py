@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.heads.sets import Ablated
+from experiments.heads.control_sets import NamedSet
 from experiments.run.run_folder import RunFolder
 from experiments.run.session import Session
 from mech.errors import InputError
@@ -122,7 +122,7 @@ def by_how(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def ablation_tables(
-    folder: RunFolder, session: Session, sets: Sequence[Ablated], delta: float, delta_loss: float
+    folder: RunFolder, session: Session, sets: Sequence[NamedSet], delta: float, delta_loss: float
 ) -> dict[str, pd.DataFrame]:
     """Every table, from all rows of the folder; control_sets where there are controls."""
     kept = folder.rows("ablate")
@@ -135,25 +135,25 @@ def ablation_tables(
         for metric in [name for name in (*FORMS, LOSS) if name in set(long["metric"])]:
             group = long[long["metric"] == metric].drop(columns=["how", "metric"])
 
-            def told(table: pd.DataFrame, how: str = how, metric: str = metric) -> pd.DataFrame:
+            def named(table: pd.DataFrame, how: str = how, metric: str = metric) -> pd.DataFrame:
                 return _first(table, {"how": how, "metric": metric})
 
-            parts["ablate"].append(told(dose_curve(group, rng_for)))
+            parts["ablate"].append(named(dose_curve(group, rng_for)))
             if metric == LOSS:
                 continue
             removed = share_removed(group, rng_for)
-            parts["ablate_controls"].append(told(against_controls(removed)))
+            parts["ablate_controls"].append(named(against_controls(removed)))
             own = draws[((draws["how"] == how) | (draws["kind"] == "none")) & (draws["metric"] == metric)]
-            parts["ablate_removed"].append(told(removed.assign(draw_sd=removed["set"].map(draw_sds(own)))))
+            parts["ablate_removed"].append(named(removed.assign(draw_sd=removed["set"].map(draw_sds(own)))))
             shares = [name for name in ("copy", "G") if name in set(group["measure"])]
-            parts["ablate_dose"].append(told(dose_areas(group, rng_for, shares)))
+            parts["ablate_dose"].append(named(dose_areas(group, rng_for, shares)))
     for how, units in by_how(long_off_target(rows)):
         parts["ablate_off_target"].append(_first(_changes(units, delta, delta_loss, rng_for), {"how": how}))
     whole = {name: pd.concat(found, ignore_index=True) for name, found in parts.items()}
     whole |= {name: corrected(whole[name], name) for name in ("ablate_controls", "ablate_dose")}
     controls = [
         {
-            **{"set": one.label, "kind": one.kind, "k": one.k, "n_heads": one.n_heads},
+            **{"set": one.label, "kind": one.kind, "k": one.k, "n_heads": len(one.heads)},
             **{"ratio": one.ratio, "displaced": one.displaced, "reached": one.reached},
         }
         for one in sets

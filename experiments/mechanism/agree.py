@@ -14,8 +14,8 @@ from typing import Any
 import pandas as pd
 
 from experiments.heads.ranking import ALL_SCORES, ranking
-from experiments.mechanism.metric_views import of_metric
 from experiments.mechanism.overlap import SAME, patched_entry
+from experiments.mechanism.pairs import of_metric
 from experiments.mechanism.patch_screen import NO_SCREEN
 from experiments.mechanism.patch_tables import z_effects
 from experiments.run.item_pools import read_pool
@@ -171,7 +171,6 @@ def _shown(agreed: pd.DataFrame) -> pd.DataFrame:
 
 STUDY = ItemStudy(
     "agree",
-    "compare the ranking of heads by every score with that by their causal effects",
     "backfire agree --out runs/first",
     AgreeConfig,
     rows="agree",

@@ -89,7 +89,7 @@ class Search:
 
     @property
     def pooled(self) -> dict[Head, float]:
-        """Each head's estimated share of the training items' mean delta, a ratio of means: > 0 where it carries it."""
+        """Each head's estimated share of the training items' mean delta, a ratio of means: > 0 where it adds to it."""
         total = float(self.evaluations.deltas(self.training, self.evaluations.estimated).sum())
         return {head: effect / total for head, effect in self.summed.items()}
 
@@ -104,7 +104,7 @@ class Search:
         return best_first(self.scores if method == "score" else self.pooled)
 
     def screen(self) -> HeadSet:
-        """The candidates of `greedy`: the best by |estimate| (heads that hold copying back too), and by score."""
+        """The candidates of `greedy`: the best by |estimate| (suppression heads too), and by score."""
         estimates = {head: abs(estimate) for head, estimate in self.pooled.items()}
         best = best_first(estimates)[: self.config.screen] + best_first(self.scores)[: self.config.screen]
         return HeadSet(dict.fromkeys(best))

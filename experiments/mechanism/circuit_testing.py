@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from experiments.heads.control_sets import ControlSet
+from experiments.heads.control_sets import NamedSet, random_sets
 from experiments.mechanism.circuit_values import Evaluations, ItemSet
 from experiments.run.frames import in_schema
 from experiments.run.schema import TABLES
-from mech.head_scores.controls import Control, distinct_controls
 from mech.heads import Head, HeadSet
 from mech.models.model import Model
 from mech.patching.circuits import CRITERIA as KINDS
@@ -67,7 +66,7 @@ class Testing:
     kind: Kind
     target: float
     found: Mapping[str, Found]
-    controls: Mapping[str, Mapping[str, Sequence[ControlSet]]]
+    controls: Mapping[str, Mapping[str, Sequence[NamedSet]]]
     subsets: Mapping[str, Sequence[HeadSet]]
     rng_for: RngFactory
     level: str = "task"
@@ -83,13 +82,6 @@ class Testing:
 
 
 SUMS = tuple(name for name in FORMS if not name.endswith("_per_token"))
-
-
-def random_sets(model: Model, heads: HeadSet, n: int, rng_for: RngFactory) -> list[Control]:
-    """Random sets with as many heads in each layer; none where more than half of all heads are selected."""
-    if 2 * len(heads) > model.n_layers * model.n_heads:
-        return []
-    return distinct_controls(heads, model.n_layers, model.n_heads, n, rng_for)
 
 
 def circuit_tables(testing: Testing, tests: Sequence[ItemSet]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -192,7 +184,7 @@ def _beside_controls(testing: Testing, test: ItemSet, metric: str) -> list[tuple
 def _excess(
     testing: Testing, test: ItemSet, heads: HeadSet, drawn: Sequence[HeadSet], metric: str, control: str
 ) -> Interval:
-    """What the set carries beyond the mean of its controls, as a share, paired by item."""
+    """What the set recovers beyond the mean of its controls, as a share, paired by item."""
     deltas = testing.evaluations.deltas(test, metric)
     labels = test.clusters(testing.level)
     rng = testing.rng_for(f"circuit/{test.label}/{testing.kind}/excess/{control}")
@@ -230,8 +222,8 @@ def heads_table(
 ) -> pd.DataFrame:
     """circuit_heads.csv: each head of each found set, in the order chosen; cost is measured on the test items.
 
-    `alone` is the share of the head by itself on the training items, by the criterion, and `sign` its sign: a head that
-    holds copying back has −1.
+    `alone` is the share of the head by itself on the training items, by the criterion, and `sign` its sign: a
+    suppression head has −1.
     """
     out: dict[str, list[HeadSet]] = {
         method: [without(found.set, HeadSet([head])) for head in found.heads]

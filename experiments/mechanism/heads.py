@@ -122,7 +122,6 @@ def write_heads(
 
 STUDY = Study(
     "heads",
-    "find induction-style heads on repeated random tokens and freeze a set",
     "backfire heads --top 16 --out runs/first",
     HeadsConfig,
     run,

@@ -139,7 +139,6 @@ def write(
 
 STUDY = Study(
     "mechanism",
-    "the whole suite of evidence on one environment, with a plan of its cost first (--plan)",
     "backfire mechanism --env toolshed --limit 24 --plan --out runs/mechanism",
     MechanismConfig,
     run,

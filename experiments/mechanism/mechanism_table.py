@@ -1,4 +1,4 @@
-"""The one table of `backfire mechanism`: what the top k heads carry by every method and metric, with what else changes.
+"""The one table of `backfire mechanism`: what the top k heads recover, by method and metric, and what else changes.
 
     mechanism.csv   one row a pair of conditions, metric, method, place, k and kind of control: share with interval,
                     controls, p, off-target changes

@@ -26,7 +26,7 @@ from probes.stats.bootstrap import RngFactory
 GROUP = ("site", "at", "from", "to")
 Group = tuple[str, str, str, str]
 _PART = re.compile(r"L(\d+)(?:(H|KV)(\d+))?")
-_FIRST = ("z", "candidate", "pre", "neut")
+DEFAULT = ("z", "candidate", "pre", "neut")
 
 
 def parse_part(text: str) -> Part:
@@ -141,7 +141,7 @@ def complete_sets(
 
 def _streams(session: Session, group: tuple[str, ...]) -> RngFactory:
     """Δcopy by z keeps the streams it always had."""
-    if group == _FIRST:
+    if group == DEFAULT:
         return session.rng_for
     return session.streams(f"patch/{'/'.join(group)}")
 

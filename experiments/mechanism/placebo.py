@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
 
 from experiments.heads.ablation import METHODS, PlaceOptions, Replacement, replacement
-from experiments.heads.control_sets import MatchedOptions
+from experiments.heads.control_sets import MatchedOptions, random_sets
 from experiments.heads.ranking import ranking, score_heads
+from experiments.mechanism.pairs import pair_runs, scores_under
 from experiments.run.run_folder import RunFolder
 from experiments.run.run_study import ItemContext, ItemStudy, ItemUnit, Row, Tables
 from experiments.run.session import Session, open_redrawn, open_session, require_out
@@ -30,7 +31,6 @@ from mech.engine.engine import Engine
 from mech.engine.queries import Query, Score
 from mech.engine.sweep import score_edits, stacked
 from mech.errors import InputError
-from mech.head_scores.controls import Control, distinct_controls
 from mech.head_scores.induction import SCORES, top_heads
 from mech.heads import HeadSet
 from mech.interventions.intervention import NOTHING, Edit, Intervention, knock_out_edges
@@ -120,14 +120,14 @@ class PlaceboContext(ItemContext):
         }
 
     def whole(self, item: Item) -> Values:
-        """The whole model, and the length of a×."""
+        """The unablated model, and the length of a×."""
         values = under(self.session, item, ("pre", "neut", "fail", "fail_unrelated"))
         [scoring] = build_queries(self.session.model, item, ["pre"], self.session.wording, ["failed"])
         return {**values, "n_tokens": float(len(scoring.query.action))}
 
     def ablated(self, session: Session, with_what: Replacement, heads: HeadSet, item: Item) -> Values:
         """A set of heads taken out."""
-        return under(session, item, ("pre", "neut"), with_what.intervention(heads, self.config))
+        return under(session, item, ("pre", "neut"), with_what.fixed(heads, self.config.where))
 
 
 def open_placebo(config: PlaceboConfig) -> PlaceboContext:
@@ -144,7 +144,8 @@ def open_placebo(config: PlaceboConfig) -> PlaceboContext:
     for index in range(config.shuffles):
         rng = session.rng_for(f"{SHUFFLED}/{index}")
         sets[f"{SHUFFLED}{index}"] = shuffled_heads(scores, config.by, sets["selected"], rng)
-    for index, control in enumerate(random_heads(session, sets["selected"], config.controls)):
+    drawn = random_sets(session.model, sets["selected"], config.controls, session.rng_for)
+    for index, control in enumerate(drawn):
         sets[f"{RANDOM}{index}"] = control.heads
     put = replacement(session, config)
     recorded = {
@@ -222,14 +223,6 @@ def verdict(table: pd.DataFrame) -> str:
     )
 
 
-def random_heads(session: Session, selected: HeadSet, n: int) -> list[Control]:
-    """Random sets with as many heads in each layer; none where more than half of all heads are selected."""
-    model = session.model
-    if not n or 2 * len(selected) > model.n_layers * model.n_heads:
-        return []
-    return distinct_controls(selected, model.n_layers, model.n_heads, n, session.rng_for)
-
-
 def shuffled_heads(scores: pd.DataFrame, by: str, selected: HeadSet, rng: np.random.Generator) -> HeadSet:
     """The top heads by a score that was permuted over all heads; a draw that gives the selected set is made again.
 
@@ -253,14 +246,8 @@ def under(
     rows = score_item(session.engine, item, conditions, session.wording, contrast.candidates, change)
     values: Values = {}
     for name in conditions:
-        scores = {row["candidate"]: _score(row) for row in rows if row["condition"] == name}
-        values |= _in_metrics(name, contrast, scores)
+        values |= _in_metrics(name, contrast, scores_under(rows, name))
     return values
-
-
-def _score(row: Mapping[str, Any]) -> Score:
-    logprobs = np.array(row["token_logprobs"], dtype=float)
-    return Score(logprobs, np.zeros(len(logprobs), dtype=bool))
 
 
 def _in_metrics(name: str, contrast: Contrast, scores: Mapping[str, Score]) -> Values:
@@ -269,17 +256,16 @@ def _in_metrics(name: str, contrast: Contrast, scores: Mapping[str, Score]) -> V
 
 def noised(session: Session, item: Item, sets: Mapping[str, HeadSet]) -> Values:
     """A× under neut, and with z of each set of heads at its action positions from pre, in every metric (nats)."""
-    contrast = contrast_of(session.model, item, session.wording)
+    runs = pair_runs(session, item, ("pre", "neut"))
     scores: dict[str, dict[str, Score]] = {}
-    for candidate in contrast.candidates:
-        before, after = (
-            run_decision_point(session.engine, item, name, session.wording, candidate=candidate)
-            for name in ("pre", "neut")
-        )
+    for candidate, (before, after) in runs.runs.items():
         patched = {"neut": after.score, **patch_sets(session.engine, after, before, sets)}
         for name, score in patched.items():
             scores.setdefault(name, {})[candidate] = score
-    return {key: value for name in scores for key, value in _in_metrics(name, contrast, scores[name]).items()}
+    values: Values = {}
+    for name, of in scores.items():
+        values |= _in_metrics(name, runs.contrast, of)
+    return values
 
 
 def self_patches(session: Session, item: Item) -> Values:
@@ -350,7 +336,6 @@ def placebo_tables(context: PlaceboContext, folder: RunFolder) -> dict[str, pd.D
 
 STUDY = ItemStudy(
     "placebo",
-    "what must find nothing: redrawn weights, shuffled heads, an unrelated call, self-patches, padding",
     "backfire placebo --limit 12 --where candidate --out runs/first",
     PlaceboConfig,
     rows="placebo",

@@ -1,6 +1,6 @@
 """`backfire predict`: does what the probe measures before a step tell whether the step repeats the failed call?
 
-A decision point is a free step of a rollout under `verbatim` or `verbatim+instr`, whole model, no ban, that has a
+A decision point is a free step of a rollout under `verbatim` or `verbatim+instr`, unablated, no ban, that has a
 failed call a× right before it. Its prompt is read back from rollout.jsonl and must be written again, token for token:
 
     fail   what the model saw                      neut   the same, a× acknowledged without a word of how it went
@@ -14,7 +14,7 @@ failed call a× right before it. Its prompt is read back from rollout.jsonl and 
 With --ablate every decision point is scored under each ablation arm too, the unablated model first, and the rollouts
 whose agent was itself ablated (--change ablate, ablate-random) are decision points as well: arm and change say who
 acted, `ablation` under what the step was scored. predict_arms.csv has the AUC of every predictor under an arm less
-that of the whole model, on the same points.
+that of the unablated model, on the same points.
 
 predict.jsonl → predict.csv (AUC by predictor) and predict_calibration.csv (of the probabilities). What is predicted:
 the step is a canonical repeat of a call that failed before; for p_exact, that it is a× to the letter and ends there.
@@ -198,7 +198,7 @@ def scored(
 
 
 def decision_id(point: Point, ablation: str) -> str:
-    """The id of a decision's row: the step's, with the label of the ablation behind it."""
+    """The id of a decision's row: the step's, then the label of the ablation."""
     return str(point.row["id"]) if ablation == UNABLATED else f"{point.row['id']}|{ablation}"
 
 
@@ -272,7 +272,7 @@ def decision_row(
 
 
 def _without_end(score: Score) -> float:
-    """The log-probability (nats) of the action, without the token behind it that ends the turn."""
+    """The log-probability (nats) of the action, without the token that ends the turn."""
     return math.fsum(score.logprobs[:-1].tolist())
 
 
@@ -309,7 +309,6 @@ def _curves(probable: Sequence[str]) -> ArmTable:
 
 STUDY = Study(
     "predict",
-    "whether G, copy and repeat probabilities before a step of a rollout tell that it repeats",
     "backfire predict --out runs/rollouts",
     PredictConfig,
     run,

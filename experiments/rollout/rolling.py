@@ -3,7 +3,7 @@
 A rollout is finished when its last step is on the disk; a killed run does an unfinished one again, whose arithmetic
 depends on nothing that other rollouts left, and so writes the same rows. Samples of a task have the same draws under
 every harness and change (common random numbers). Every rollout of a harness begins with the same prefix cache, the
-system prompt and the demonstrations of the format behind it.
+system prompt and the demonstrations of the format after it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Arm:
 
 
 def arms_of(harnesses: Sequence[Harness], changes: Sequence[Change]) -> list[Arm]:
-    """Every harness under every change, changes outermost, but for arms that hide calls which do not stand there.
+    """Every harness under every change, changes outermost, but for arms that hide calls where none are kept.
 
     Such an arm would be its harness once more, and count twice in Holm's families.
 

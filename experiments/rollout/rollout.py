@@ -7,15 +7,18 @@ rollout_factorial.csv; and rollout_extractions.csv: what was done to replies to 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 
-from envs.harness import parse_harnesses
+from envs.agent import AgentEnvironment
+from envs.base import Task
+from envs.harness import HARNESSES, Past, Phrases, parse_harnesses, write
 from experiments.rollout.arms import ChangeOptions, changes, parse_changes
-from experiments.rollout.copies import with_copies
 from experiments.rollout.environments import AgentOptions, open_environment
 from experiments.rollout.rolling import RollingOptions, arms_of, given_first, phrases, roll_out
 from experiments.rollout.text import rollout_text
@@ -89,6 +92,53 @@ def run(config: RolloutConfig) -> Report:
     return Report(f"{rollout_text(tables)}\nwritten to {config.out}")
 
 
+SHORTEST = 8
+"""A shorter text (letters) may be part of another by chance."""
+
+
+def with_copies(
+    steps: pd.DataFrame,
+    environment: AgentEnvironment[Any],
+    tasks: Mapping[str, Task[Any]],
+    phrases: Phrases,
+) -> pd.DataFrame:
+    """The rows of steps with the column `copies`: "demonstration", "runtime" (numbers aside), or None.
+
+    A copy of the runtime's note is no repeat of an action (its number differs each time), and a demonstration's call
+    that runs is no progress: both are counted apart from other steps.
+    """
+    shown = {environment.canonical(action) for each in environment.demonstrations for action, _ in each.steps}
+    found: dict[Any, str | None] = {}
+    for (_, task_id, _), rollout in steps.groupby(["arm", "task_id", "sample"], sort=False):
+        harness = HARNESSES[rollout["harness"].iloc[0]]
+        history: list[Past] = []
+        for place, row in rollout.sort_values("index").iterrows():
+            request = write(harness, environment, tasks[str(task_id)], history, phrases)
+            notes = [
+                each["content"]
+                for each in request.messages[request.opening + 1 :]
+                if each["role"] != "assistant"
+            ]
+            found[place] = _source(row, shown, notes)
+            error = row["error_type"] if isinstance(row["error_type"], str) else None
+            tool = row["tool"] if isinstance(row["tool"], str) else None
+            history.append(Past(row["action"], row["observation"], error, tool))
+    return steps.assign(copies=[found[place] for place in steps.index])
+
+
+def _source(row: pd.Series, shown: set[str], notes: list[str]) -> str | None:
+    if row["given"]:
+        return None
+    if row["canonical"] in shown:
+        return "demonstration"
+    text = _numberless(row["action"])
+    return "runtime" if len(text) >= SHORTEST and any(text in _numberless(each) for each in notes) else None
+
+
+def _numberless(text: str) -> str:
+    return re.sub(r"\d+", "#", text)
+
+
 def derive(
     folder: RunFolder,
     steps: pd.DataFrame,
@@ -120,7 +170,6 @@ def derive(
 
 STUDY = Study(
     "rollout",
-    "let the model act under harnesses, bans and changed heads, and count what it repeats",
     "backfire rollout --env toolshed --harness all --tasks 24 --out runs/rollouts",
     RolloutConfig,
     run,

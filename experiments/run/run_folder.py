@@ -211,7 +211,7 @@ class RunFolder:
         record = read_run(self.path)
         record["studies"][self.study].update(end=self._clock(), done=True, extra=dict(extra or {}))
         if self.settings:
-            replace(self.path / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', self.study)}.toml", self.settings)
+            replace(settings_file(self.path, self.study), self.settings)
         self._write_record(record)
 
     def _known(self, name: str) -> set[str]:
@@ -232,6 +232,11 @@ class RunFolder:
         if not _NAME.fullmatch(name):
             raise ValueError(f"'{name}' must be a bare name, without folder or suffix")
         return self.path / f"{name}.{suffix}"
+
+
+def settings_file(folder: Path, study: str) -> Path:
+    """STUDY.toml of a study, by its name in run.json."""
+    return folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', study)}.toml"
 
 
 def _refuse_foreign(folder: Path) -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from experiments.heads.ablation import Replacement
+from experiments.heads.control_sets import NamedSet, Sets
 from experiments.mechanism.joint import JointConfig, draws_of, kept, methods_of
 from experiments.mechanism.joint_controls import control_kinds, labelled
-from experiments.mechanism.joint_item import Decision, Sets, decision, elsewhere, item_rows
+from experiments.mechanism.joint_item import Decision, decision, elsewhere, item_rows
 from experiments.run.seeds import stream
 from experiments.run.session import Session
 from mech.engine.engine import Engine
@@ -156,7 +157,7 @@ def test_the_whole_runs_metrics_are_the_contrasts(shell: Shell) -> None:
     session = session_of(shell)
     for item in SHORT:
         at = decision(session, item, PAIR, ["noise"])
-        [row] = rows_of(at, {"noise": {"top1": ("selected", HeadSet.parse("L0H0"))}}, {})
+        [row] = rows_of(at, {"noise": {"top1": NamedSet("top1", "selected", HeadSet.parse("L0H0"))}}, {})
         contrast = contrast_of(session.model, item, session.wording)
         scores = {name: at.clean[name, "neut"].score for name in contrast.candidates}
         terms = {term: row["whole"][f"{term}|neut"] for term in row["n_tokens"]}
@@ -174,7 +175,7 @@ def test_effects_are_the_differences_their_docstring_says() -> None:
 def test_all_heads_together_are_the_other_run_in_any_pair(shell: Shell) -> None:
     """With z of every head from the other run the MLPs follow: nothing is left of this one but the embedding."""
     session = session_of(shell)
-    everyone: Sets = {"top6": ("selected", all_heads(session.model))}
+    everyone: Sets = {"top6": NamedSet("top6", "selected", all_heads(session.model))}
     puts = {"zero": Replacement("zero")}
     methods = ["noise", "denoise", "zero"]
     for low, high in (PAIR, ("neut_other", "neut"), ("neut", "fail")):

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments.heads.ablation import MIN_REFERENCE, reference_set
-from experiments.heads.reference_sets import ReferenceOptions
+from experiments.heads.reference_sets import MIN_REFERENCE, ReferenceOptions, reference_set
 from experiments.run.seeds import py_stream, stream
 from experiments.run.session import Session
 from experiments.run.study import REFERENCE_SIZE, ReferenceFile, reference_items

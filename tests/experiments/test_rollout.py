@@ -21,12 +21,12 @@ from envs.toolshed import Toolshed
 from experiments.cli import main
 from experiments.rollout import predict as predict_repeats
 from experiments.rollout.arms import CHANGES, parse_changes
-from experiments.rollout.copies import with_copies
 from experiments.rollout.environments import REPLY_TOKENS
 from experiments.rollout.policy import ModelPolicy
 from experiments.rollout.predict import PREDICTORS
+from experiments.rollout.rollout import with_copies
 from experiments.rollout.text import SHOWN, rollout_text
-from experiments.run.places import checkpoint_cache
+from experiments.run.item_pools import checkpoint_cache
 from experiments.run.run_folder import RunFolder
 from experiments.run.schema import ROWS
 from experiments.run.seeds import py_stream

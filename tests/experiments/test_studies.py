@@ -20,8 +20,8 @@ import torch
 
 from experiments.cli import main
 from experiments.heads.ablation import BY_QUESTION, METHODS, Replacement, replacement
+from experiments.heads.control_sets import NamedSet
 from experiments.heads.ranking import score_heads
-from experiments.heads.sets import Ablated
 from experiments.mechanism.ablate import on_item
 from experiments.run.session import Session
 from mech.engine.engine import Engine
@@ -684,11 +684,15 @@ def test_any_pair_of_conditions_is_a_difference_to_remove(shell: Shell) -> None:
 def test_mean_and_zero_are_two_ablations(shell: Shell) -> None:
     session = session_of(shell)
     mean = mean_z(session.engine, [build_queries(session.model, ITEMS[3], ["pre"], WORDING)[0].query.prompt])
-    one = Ablated("named", "selected", HeadSet.parse("L0H2"), 1)
+    one = NamedSet("named", "selected", HeadSet.parse("L0H2"), k=1)
     put = Replacement("mean", z=mean.z)
     rows = [
         on_item(session, ITEMS[0], way, those, "all", ("pre", "neut"))
-        for way, those in ((put, one), (Replacement("zero"), one), (put, Ablated("none", "none", None)))
+        for way, those in (
+            (put, one),
+            (Replacement("zero"), one),
+            (put, NamedSet("none", "none", HeadSet(()))),
+        )
     ]
     copies = [copy_of(row)[0] for row in rows]
     assert min(abs(a - b) for at, a in enumerate(copies) for b in copies[:at]) > NATS
