@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,13 @@ import pandas as pd
 import pytest
 
 from experiments.cli import main
+from experiments.commands import COMMANDS
 from experiments.run.run_folder import EXACT_FLOATS
+from experiments.run.run_study import ItemStudy
+from experiments.run.study import Report
 from mech.load import load_model
 from mech.models.model import Model
+from mech.patching.optimal_constants import fit_constants
 from probes.items.item import Item, dump_items
 
 FolderFactory = Callable[..., Path]
@@ -103,6 +110,10 @@ def loaded_once(
     return load_model(name, dtype=dtype, device=device, cache_dir=cache_dir, pre=pre)
 
 
+fitted_briefly = partial(fit_constants, steps=8)
+"""`fit_constants` in fewer steps: what a study does with constants does not depend on how good they are."""
+
+
 @dataclass(frozen=True)
 class Said:
     """What a command gave: exit code, lines on stdout and on stderr."""
@@ -117,6 +128,18 @@ class Said:
         for part in parts:
             assert part in self.err[0], (part, self.err[0])
         return self.err[0]
+
+
+@contextmanager
+def rows_alone(*studies: str) -> Iterator[None]:
+    """Let studies that map over units measure them, and make no tables and no report."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in studies:
+            mapped = import_module(COMMANDS[name].module).STUDY
+            assert isinstance(mapped, ItemStudy), f"{name} has no step that makes tables"
+            patch.setitem(vars(mapped), "tables", lambda *_: {})
+            patch.setitem(vars(mapped), "report", lambda *_: Report(""))
+        yield
 
 
 _DONE: dict[tuple[str | bytes, ...], tuple[Said, Path]] = {}
@@ -153,6 +176,11 @@ class Shell:
         said = self(study, *words, out=out)
         assert said.code == 0 and not said.err, said
         return said
+
+    def ran_for_rows(self, study: str, *words: str | Path, out: Path | str = "run") -> Said:
+        """As `ran`, without tables and report, which take most of a small run: for tests of rows and run.json alone."""
+        with rows_alone(study):
+            return self.ran(study, *words, out=out)
 
     def once(self, study: str, *words: str | Path, out: Path | str = "run") -> Said:
         """As `ran`, for a command that several tests begin with: it runs in the first, others get a copy of its folder.
@@ -210,9 +238,14 @@ def shell(
     one_thread: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Shell:
-    """Commands on the tiny Llama, three short items and two short passages of prose."""
+    """Commands on the tiny Llama, three short items, two short passages of prose and constants fitted in few steps.
+
+    Nothing waits for the disk to hold what a test writes.
+    """
     monkeypatch.setenv("BACKFIRE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr("experiments.run.session.load_model", loaded_once)
+    monkeypatch.setattr("experiments.heads.ablation.fit_constants", fitted_briefly)
     monkeypatch.setattr(
         "probes.scoring.text_loss.passages", lambda: ["Rain fell on the hill.", "We ate soup."]
     )
