@@ -25,6 +25,7 @@ from mech.load import load_model
 from mech.models.model import Model
 from mech.patching.optimal_constants import fit_constants
 from probes.items.item import Item, dump_items
+from probes.scoring import contrast
 
 FolderFactory = Callable[..., Path]
 ON_ITEMS = (
@@ -185,12 +186,13 @@ class Shell:
     def once(self, study: str, *words: str | Path, out: Path | str = "run") -> Said:
         """As `ran`, for a command that several tests begin with: it runs in the first, others get a copy of its folder.
 
-        Not where a test has patched what the command calls, nor for a folder that holds something already.
+        Not where a test has patched what the command calls (but for `three_metrics`), nor for a folder that holds
+        something already.
         """
         folder = self.tmp / out
         assert not folder.exists(), "a copy would be put over what is there"
         typed = (study, *(str(word).replace(str(self.tmp), "") for word in words))
-        key = (*typed, self.items.read_bytes(), self.reference.read_bytes())
+        key = (*typed, *contrast.FORMS, self.items.read_bytes(), self.reference.read_bytes())
         if key in _DONE:
             said, kept = _DONE[key]
             shutil.copytree(kept, folder)
@@ -258,6 +260,13 @@ def shell(
     dump_items(REFERENCE, reference)
     shared = tmp_path_factory.getbasetemp() / "once"
     return Shell(tmp_path, tiny_folder("llama"), items, reference, shared, capsys)
+
+
+@pytest.fixture
+def three_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log p, margin and diverging tokens, none of them per token: half the tables, which are made alike."""
+    for place in ("metric_sums", "contrast"):
+        monkeypatch.setattr(f"probes.scoring.{place}.FORMS", ("logprob", "margin", "diverging"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
