@@ -28,7 +28,7 @@ from probes.prompts.wording import load_wording
 from probes.scoring.contrast import FORMS, contrast_of
 from probes.scoring.metric_sums import metrics_of
 from tests.mech_cases import FolderFactory, one_thread  # noqa: F401 - a fixture
-from tests.study_cases import ITEMS, Shell, loaded_once, shell  # noqa: F401 - a fixture
+from tests.study_cases import ITEMS, Shell, loaded_once, shell, three_metrics  # noqa: F401 - a fixture
 from tests.tolerances import NATS
 
 SHORT = list(ITEMS[:3])
@@ -226,6 +226,7 @@ def test_a_direction_moves_as_far_and_elsewhere_and_alike_where_runs_share_a_pos
     assert score.total == pytest.approx(at.clean["failed", "neut"].score.total, abs=NATS)
 
 
+@pytest.mark.usefixtures("three_metrics")
 def test_two_pairs_share_a_folder_and_the_ablations_of_the_condition_they_share(shell: Shell) -> None:
     some = words(shell, "--methods", "noise,denoise,mean,resample,knockout")
     shell.once("joint", *some)
@@ -277,6 +278,7 @@ def test_methods_are_asked_of_the_sets_that_the_options_say() -> None:
     assert methods_of("mean,noise") == ("noise", "mean") and methods_of("all") == METHODS
 
 
+@pytest.mark.usefixtures("three_metrics")
 def test_a_killed_run_goes_on_and_other_sets_are_refused(shell: Shell) -> None:
     some = words(shell, "--methods", "noise,denoise,mean,resample,knockout")
     shell.once("joint", *some)
