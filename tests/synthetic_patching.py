@@ -16,11 +16,11 @@ PANELS = (("candidate", MATCHED, ("q", "pattern", "z")), ("record", MATCHED, ("q
 
 
 def write_patching(run: Path, seed: int = 5) -> None:
-    """Write shares.csv, redundancy.csv, layers.csv, direct.csv and path.csv into `run`."""
+    """Write patch.csv, patch_redundancy.csv, layers.csv, direct.csv and path.csv into `run`."""
     rng = np.random.default_rng(seed)
     tables = {
-        "shares": _shares(rng),
-        "redundancy": _redundancy(rng),
+        "patch": _shares(rng),
+        "patch_redundancy": _redundancy(rng),
         "layers": _layers(rng),
         "direct": _direct(rng),
         "path": _path(rng),

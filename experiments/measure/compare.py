@@ -20,7 +20,7 @@ import pandas as pd
 from experiments.measure.compare_items import compare_items
 from experiments.rollout.compare_doses import compare_doses, is_rollout
 from experiments.run.durable import replace
-from experiments.run.run_folder import read_frame
+from experiments.run.run_folder import in_schema, read_frame
 from experiments.run.study import Flag, Report, Study, positive_number
 from experiments.run.tables import frame_text, interval_text
 from mech.errors import InputError
@@ -81,7 +81,7 @@ def run(config: CompareConfig) -> Report:
         [read_summary(Path(one) / "summary.csv").assign(run=one) for one in runs], ignore_index=True
     )
     names = parse_names(config.names)
-    table = compare(ours, paper, names)
+    table = in_schema("compare", compare(ours, paper, names))
     target = config.out or Path(runs[0]) / "compare.csv"
     replace(target, table.to_csv(index=False, lineterminator="\n"))
     parts = [_block(group) for _, group in table.groupby(["model", "env"], sort=False)]

@@ -1,8 +1,8 @@
 """`backfire compare --items RUN --published FILE`: the scores of single items beside published ones.
 
-RUN/scores.jsonl and FILE → item_compare.csv (a row a condition and candidate, or measure) and item_pairs.csv (a row an
-item), which the figure `item_compare` is drawn from. The columns by which a published file is recognised are listed in
-`probes.measures.item_compare`.
+RUN/scores.jsonl and FILE → compare_items.csv (a row a condition and candidate, or measure) and compare_item_pairs.csv
+(a row an item), which the figure `compare_items` is drawn from. The columns by which a published file is recognised
+are listed in `probes.measures.item_compare`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.run.durable import naming, parse_rows, replace
-from experiments.run.frames import read_frame
+from experiments.run.frames import in_schema, read_frame
 from experiments.run.study import Report
 from experiments.run.tables import frame_text
 from mech.errors import InputError
@@ -21,7 +21,7 @@ from mech.input_files import NotJson, parse_json, read_bytes
 from probes.measures.item_compare import Items, item_pairs, largest, our_items, published_items, summary
 
 NAMED = 4
-"""Unmatched items that the text names; item_pairs.csv has them all."""
+"""Unmatched items that the text names; compare_item_pairs.csv has them all."""
 
 
 def compare_items(
@@ -34,7 +34,8 @@ def compare_items(
         published: see `probes.measures.item_compare`.
         names: our model's name → the file's; otherwise our name without an ending -q4.
         within: nats; a larger difference makes the report not ok.
-        out: the file of the summary, in whose folder item_pairs.csv is put; by default item_compare.csv in the run.
+        out: the file of the summary, in whose folder compare_item_pairs.csv is put; by default compare_items.csv in
+        the run.
 
     Raises:
         InputError: a file is missing or holds no per-item numbers, or no item of the one is in the other.
@@ -48,14 +49,14 @@ def compare_items(
     named = names.get(model, model.removesuffix("-q4"))
     file = read_published(published)
     theirs = published_items(file, str(published), named, set(rows["env"].astype(str)))
-    pairs = item_pairs(ours, theirs, model)
-    table = summary(pairs)
+    pairs = in_schema("compare_item_pairs", item_pairs(ours, theirs, model))
+    table = in_schema("compare_items", summary(pairs))
     if not table["n"].sum():
         raise InputError(
             f"No item of {published} is in {run}: neither has a score or measure of the other's items."
         )
-    target = out or run / "item_compare.csv"
-    for path, frame in ((target, table), (target.with_name("item_pairs.csv"), pairs)):
+    target = out or run / "compare_items.csv"
+    for path, frame in ((target, table), (target.with_name("compare_item_pairs.csv"), pairs)):
         replace(path, frame.to_csv(index=False, lineterminator="\n"))
     far = largest(pairs)
     says_model = "model" in file.columns
@@ -85,7 +86,7 @@ def compare_items(
             f"{'Within' if ok else 'Not within'} {within:g} nats in every one of the {met} numbers that both have; "
             f"{alone} published ones have no counterpart here."
         )
-    lines.append(f"written to {target} and {target.with_name('item_pairs.csv')}")
+    lines.append(f"written to {target} and {target.with_name('compare_item_pairs.csv')}")
     return Report("\n".join(lines), ok)
 
 

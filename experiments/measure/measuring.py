@@ -16,11 +16,11 @@ import pandas as pd
 from experiments.heads.ablation import AblationOptions
 from experiments.heads.arms import Arms, Group, grouped
 from experiments.run.durable import naming
-from experiments.run.run_folder import RunFolder
+from experiments.run.run_folder import RunFolder, in_schema
 from experiments.run.run_study import ItemContext, ItemStudy, ItemUnit, Row, Tables
 from experiments.run.study import DeltaOptions, Report, SessionOptions
 from probes.items.item import Item
-from probes.measures.ablation_arms import ARMS, ArmTable, arm_contrasts, by_arm, labelled
+from probes.measures.ablation_arms import ArmTable, arm_contrasts, by_arm, labelled
 from probes.measures.breakdowns import breakdown, item_attributes, small_cells
 from probes.measures.decompose import decomposition_table, equivalences
 from probes.measures.manipulations import length_match, manipulations
@@ -152,7 +152,7 @@ def score_tables(context: Scoring, folder: RunFolder) -> dict[str, pd.DataFrame]
 
 def arms_of(tables: Tables) -> pd.DataFrame:
     """The table `arms`; empty where there is the unablated model only."""
-    return tables.get("arms", pd.DataFrame(columns=list(ARMS)))
+    return tables.get("arms", in_schema("arms", pd.DataFrame()))
 
 
 def scoring_study(

@@ -5,7 +5,7 @@ position, prefix included, or at the action positions alone, in one way or sever
 `experiments.heads.ablation`). Controls: `experiments.heads.control_sets`. Of both candidates every metric
 (`probes.scoring.contrast`) is kept, under the two conditions of the pair (--from, --to) and under fail. Under the
 same interventions, what should stay: losses on prose, code and random tokens (of ways that need no donor), the
-reference action, Δsem. ablations.jsonl → tables: `experiments.mechanism.ablation_tables`.
+reference action, Δsem. ablate.jsonl → tables: `experiments.mechanism.ablation_tables`.
 """
 
 from __future__ import annotations
@@ -297,15 +297,16 @@ def tables_of(context: AblateContext, folder: RunFolder) -> Tables:
 def report(context: AblateContext, tables: Tables) -> Report:
     """The dose curve, shares, controls, area, and what else the selected sets change; of one metric."""
     metric = context.config.metric
-    curve = tables["ablation"][tables["ablation"]["metric"].isin([metric, "loss"])]
+    curve = tables["ablate"][tables["ablate"]["metric"].isin([metric, "loss"])]
     shown = curve[curve["measure"].isin(["G", "copy", "sem", "prose_loss"])]
     wide = shown.pivot_table(
         index=["how", "k", "kind", "set"], columns="measure", values="mean"
     ).reset_index()
     removed, controls, dose = (
-        table[table["metric"] == metric] for table in map(tables.__getitem__, ("removed", "controls", "dose"))
+        table[table["metric"] == metric]
+        for table in map(tables.__getitem__, ("ablate_removed", "ablate_controls", "ablate_dose"))
     )
-    changes = tables["offtarget"]
+    changes = tables["ablate_off_target"]
     parts = [
         wide,
         removed[removed["kind"] == "selected"],
@@ -343,7 +344,7 @@ STUDY = ItemStudy(
     "take a frozen head set out of the whole run and measure again, beside controls of six kinds",
     "backfire ablate --heads top:16 --how mean,resample --controls 20 --k 4,8,16,32 --limit 12 --out runs/first",
     AblateConfig,
-    rows="ablations",
+    rows="ablate",
     open=open_ablate,
     units=units,
     measure=measure,

@@ -2,9 +2,9 @@
 
 Per item, direction and candidate (a×, the reference action): one (or, with --steps, a few) backward passes, one more
 for the diverging tokens of a×, and the exact patch of every unit (from `direct`, where the folder has its rows of the
-same pair and settings). attributions.jsonl → attribution.csv, screening.csv
-(Spearman, recall, reliability), screen_misses.csv (what a screen of k can miss), false_negatives.csv (by name): each by
-every metric.
+same pair and settings). attribute.jsonl → attribute.csv, attribute_screening.csv
+(Spearman, recall, reliability), attribute_screen_misses.csv (what a screen of k can miss),
+attribute_false_negatives.csv (by name): each by every metric.
 """
 
 from __future__ import annotations
@@ -141,21 +141,25 @@ def long_attributions(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def attribute_tables(context: AttributeContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
-    """attribution.csv, and how far estimates agree with exact effects."""
+    """attribute.csv, and how far estimates agree with exact effects."""
     rng_for, screen = context.session.rng_for, context.config.screen
-    table = long_attributions(context.session.clustered(folder.rows("attributions")))
+    table = long_attributions(context.session.clustered(folder.rows("attribute")))
     return {
-        "attribution": by_metric(table, lambda rows: rows),
-        "screening": by_metric(table, lambda rows: screen_agreement(rows, rng_for), METRICS),
-        "screen_misses": by_metric(table, lambda rows: misses(rows, screen, rng_for), METRICS),
-        "false_negatives": by_metric(table, lambda rows: false_negatives(rows, 16, screen), METRICS),
+        "attribute": by_metric(table, lambda rows: rows),
+        "attribute_screening": by_metric(table, lambda rows: screen_agreement(rows, rng_for), METRICS),
+        "attribute_screen_misses": by_metric(table, lambda rows: misses(rows, screen, rng_for), METRICS),
+        "attribute_false_negatives": by_metric(
+            table, lambda rows: false_negatives(rows, 16, screen), METRICS
+        ),
     }
 
 
 def report(context: AttributeContext, tables: Tables) -> Report:
     """Agreement over all units, and what a screen misses."""
     metric = context.config.metric
-    found, missed = (of_metric(tables[name], metric) for name in ("screening", "screen_misses"))
+    found, missed = (
+        of_metric(tables[name], metric) for name in ("attribute_screening", "attribute_screen_misses")
+    )
     lines = [f"{metric}:", frame_text(found[found["scope"] == "pooled"]), "", frame_text(missed)]
     if context.kept and context.kept.used:
         lines.append(
@@ -174,7 +178,7 @@ STUDY = ItemStudy(
     "estimate every head's effect by gradients and show the estimates against the exact sweep",
     "backfire attribute --limit 4 --steps 1 --out runs/first",
     AttributeConfig,
-    rows="attributions",
+    rows="attribute",
     open=open_attribute,
     prepare=prepare,
     units=units,

@@ -17,7 +17,8 @@ import pandas as pd
 
 from experiments.heads.control_sets import ControlSet
 from experiments.mechanism.circuit_values import Evaluations, ItemSet
-from experiments.run.schema import CIRCUIT, CIRCUIT_CONTROLS, CIRCUIT_CURVE, CIRCUIT_HEADS
+from experiments.run.frames import in_schema
+from experiments.run.schema import TABLES
 from mech.head_scores.controls import Control, distinct_controls
 from mech.heads import Head, HeadSet
 from mech.models.model import Model
@@ -108,8 +109,8 @@ def circuit_tables(testing: Testing, tests: Sequence[ItemSet]) -> tuple[pd.DataF
                 continue
             lines += _shares_of_found(testing, items, metric)
             beside += [] if training else _beside_controls(testing, items, metric)
-    table = pd.DataFrame(lines, columns=[name for name in CIRCUIT if name not in _FROM_CONTROLS])
-    columns = [name for name in CIRCUIT_CONTROLS if name not in ("p_holm", "family_size")]
+    table = pd.DataFrame(lines, columns=[name for name in TABLES["circuit"] if name not in _FROM_CONTROLS])
+    columns = [name for name in TABLES["circuit_controls"] if name not in ("p_holm", "family_size")]
     controls = corrected(pd.DataFrame(beside, columns=columns), "circuit", "excess_p")
     ours = controls[controls["control"] == RANDOM].rename(columns={"control_mean": "random_mean"})
     keys = ["method", "test_set", "metric"]
@@ -117,7 +118,7 @@ def circuit_tables(testing: Testing, tests: Sequence[ItemSet]) -> tuple[pd.DataF
         ours[[*keys, *(name for name in _FROM_CONTROLS if name in ours)]], on=keys, how="left"
     )
     found["n_controls"] = found["n_controls"].fillna(0).astype(int)
-    return found.reindex(columns=list(CIRCUIT)), controls[list(CIRCUIT_CONTROLS)]
+    return found.reindex(columns=list(TABLES["circuit"])), in_schema("circuit_controls", controls)
 
 
 _FROM_CONTROLS = (
@@ -252,7 +253,7 @@ def heads_table(
             cost, spare = costs[head]
             sign = int(np.sign(single))
             lines.append((method, head.layer, head.head, order, cost, spare, scores[head], single, sign))
-    return pd.DataFrame(lines, columns=list(CIRCUIT_HEADS))
+    return pd.DataFrame(lines, columns=list(TABLES["circuit_heads"]))
 
 
 def curve_table(
@@ -297,7 +298,7 @@ def curve_table(
             mean = math.fsum(each) / len(each)
             row = ("random", sides[-1].label, metric, size, mean, min(each), max(each), len(sides[-1].items))
             lines.append(row)
-    return pd.DataFrame(lines, columns=list(CIRCUIT_CURVE))
+    return pd.DataFrame(lines, columns=list(TABLES["circuit_curve"]))
 
 
 def subsets_of(found: Mapping[str, Found], n: int, rng_for: RngFactory) -> dict[str, list[HeadSet]]:

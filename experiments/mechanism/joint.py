@@ -7,8 +7,8 @@ share. Head sets are frozen by their score on repeated random tokens.
 
 With --from pre --to neut the difference is Δcopy; with --from neut_other --to neut the part of it that belongs to the
 failed call's own text, two records of near equal length. Where FROM has a record too, knockout cuts TO's alone. One
-folder holds several pairs; each has an entry of its own in run.json. joint_sets.jsonl → carried.csv,
-carried_offtarget.csv.
+folder holds several pairs; each has an entry of its own in run.json. joint.jsonl → joint.csv,
+joint_off_target.csv.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def draws_of(config: MethodsOptions) -> Callable[[str, str], int]:
 def measured(folder: RunFolder, settings: str) -> dict[str, dict[str, Mapping[str, Any]]]:
     """Item → method → a row of another pair under the same settings, whose ablations need not be run again."""
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
-    rows = folder.rows("joint_sets") if folder.done_ids("joint_sets") else pd.DataFrame()
+    rows = folder.rows("joint") if folder.done_ids("joint") else pd.DataFrame()
     for row in rows.to_dict("records"):
         if row["settings_sha256"] == settings:
             found.setdefault(row["item_id"], {})[row["method"]] = row
@@ -243,29 +243,29 @@ def measured(folder: RunFolder, settings: str) -> dict[str, dict[str, Mapping[st
 
 
 def joint_tables(context: JointContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
-    """carried.csv and carried_offtarget.csv, of all pairs that the folder holds."""
+    """joint.csv and joint_off_target.csv, of all pairs that the folder holds."""
     session = context.everything
-    effects, off = long_joint(session.clustered(folder.rows("joint_sets")))
+    effects, off = long_joint(session.clustered(folder.rows("joint")))
     # A rank among twenty sets is 1/21 at best, and could survive no correction: the tests over clusters are corrected.
-    shares = corrected(carried(effects, session.rng_for), "carried", "excess_p")
+    shares = corrected(carried(effects, session.rng_for), "joint", "excess_p")
     return {
-        "carried": shares.rename(columns={"p_holm": "excess_p_holm"}),
-        "carried_offtarget": off_target(off, context.config.delta, session.rng_for),
+        "joint": shares.rename(columns={"p_holm": "excess_p_holm"}),
+        "joint_off_target": off_target(off, context.config.delta, session.rng_for),
     }
 
 
 def report(context: JointContext, tables: Tables) -> Report:
     """The pair's shares in the metric that is asked for, off-target changes, and the families of tests."""
-    table, metric = tables["carried"], context.metric
+    table, metric = tables["joint"], context.metric
     own = context.of_pair(table[table["metric"] == metric])
     shown = ["env", "method", "k", "share", "ci_lo", "ci_hi", "controls", "n_controls", "control_mean"]
     shown += ["control_lo", "control_hi", "p", "excess", "excess_p", "excess_p_holm", "draw_sd"]
-    changes = context.of_pair(tables["carried_offtarget"])
+    changes = context.of_pair(tables["joint_off_target"])
     wide = changes.pivot_table(
         index=["env", "method", "k"], columns="quantity", values="change"
     ).reset_index()
     title = f"{context.pair[0]} → {context.pair[1]}, {metric}"
-    families = family_lines(table[table["metric"] == metric], "carried")
+    families = family_lines(table[table["metric"] == metric], "joint")
     return Report("\n".join([title, frame_text(own[shown]), "", frame_text(wide), *families]))
 
 
@@ -294,7 +294,7 @@ STUDY = ItemStudy(
     "what the best heads carry of Δcopy together, by eight methods, each beside seven kinds of controls",
     "backfire joint --k 4,8,16,32 --controls 20 --limit 12 --out runs/first",
     JointConfig,
-    rows="joint_sets",
+    rows="joint",
     open=open_joint,
     prepare=prepare,
     units=units,

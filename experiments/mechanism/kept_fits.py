@@ -1,7 +1,7 @@
 """Fitted constants that a run folder keeps: fitting takes minutes, and a resumed run or another pair needs the same.
 
-fits.jsonl has one row a head set and settings (replacement, model, wording, engine): losses, steps and each head's
-constant, written as soon as it is fitted. Float32 values come back from JSON as they were.
+joint_fits.jsonl has one row a head set and settings (replacement, model, wording, engine): losses, steps and each
+head's constant, written as soon as it is fitted. Float32 values come back from JSON as they were.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def with_kept_fits(put: Replacement, folder: RunFolder, session: Session) -> Rep
         session: its model, wording and engine.
 
     Raises:
-        InputError: a row of fits.jsonl is damaged.
+        InputError: a row of joint_fits.jsonl is damaged.
     """
     identity = session.model.identity
     settings = config_hash(
@@ -41,7 +41,7 @@ def with_kept_fits(put: Replacement, folder: RunFolder, session: Session) -> Rep
             **{"dtype": str(session.model.dtype), "device": str(session.model.device)},
         }
     )
-    path = folder.path / "fits.jsonl"
+    path = folder.path / "joint_fits.jsonl"
     fits = dict(put.fits)
     with naming(path):
         for row in parse_rows(path)[0]:
@@ -52,7 +52,7 @@ def with_kept_fits(put: Replacement, folder: RunFolder, session: Session) -> Rep
         constants = {str(head): fit.z[head.layer, head.head].double().tolist() for head in heads}
         row = {"id": f"{heads.sha256}|{settings}", "heads": str(heads), "settings_sha256": settings}
         losses = {"before": fit.before, "after": fit.after, "steps": fit.steps}
-        folder.append("fits", {**row, **losses, "constants": constants})
+        folder.append("joint_fits", {**row, **losses, "constants": constants})
 
     return replace(put, fits=fits, keep=keep)
 

@@ -237,9 +237,13 @@ def measure(context: PatchContext, unit: ItemUnit) -> list[Row]:
 
 
 def patch_tables(context: PatchContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
-    """The four tables of every patch in the folder, and estimates.csv of a screen."""
+    """The four tables of every patch in the folder, and patch_estimates.csv of a screen."""
     tables = effects_tables(folder, context.session)
-    return tables if context.config.screen == NO_SCREEN else {**tables, "estimates": estimates_table(folder)}
+    return (
+        tables
+        if context.config.screen == NO_SCREEN
+        else {**tables, "patch_estimates": estimates_table(folder)}
+    )
 
 
 def of_group(table: pd.DataFrame, group: Group) -> pd.DataFrame:
@@ -253,7 +257,7 @@ def of_group(table: pd.DataFrame, group: Group) -> pd.DataFrame:
 def report(context: PatchContext, tables: Tables) -> Report:
     """The largest shares of each direction, the joint sets' gaps, and what was not patched."""
     config, session = context.config, context.session
-    shares, gaps = (of_metric(tables[name], config.metric) for name in ("shares", "redundancy"))
+    shares, gaps = (of_metric(tables[name], config.metric) for name in ("patch", "patch_redundancy"))
     ranked = of_group(shares, config.group).sort_values(["direction", "share"], ascending=[True, False])
     n_heads = session.model.n_layers * session.model.n_heads
     lines = [
@@ -280,7 +284,7 @@ STUDY = ItemStudy(
     "attribute a difference of two conditions to heads or layers by exact noising and denoising",
     "backfire patch --from pre --to neut --site z --direction both --limit 4 --out runs/first",
     PatchConfig,
-    rows="patches",
+    rows="patch",
     open=open_patch,
     prepare=prepare,
     units=units,

@@ -1,8 +1,9 @@
 """`backfire patch --screen attribution:N`: one backward pass an item picks the heads that are patched exactly.
 
-Estimates of z (`mech.patching.attribution`, one step) on every metric are kept item by item in estimates.jsonl and
-averaged over items, direction by direction; the N heads of largest |mean| on --metric are patched on all items.
-estimates.csv has every head, and whether it was patched. A screen is no result: what it can miss is told beside it.
+Estimates of z (`mech.patching.attribution`, one step) on every metric are kept item by item in patch_estimates.jsonl
+and averaged over items, direction by direction; the N heads of largest |mean| on --metric are patched on all items.
+patch_estimates.csv has every head, and whether it was patched. A screen is no result: what it can miss is told beside
+it.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def run_screen(
         InputError: the metric is defined for no item, or there are fewer heads than the screen keeps.
     """
     for item in progress(session.items, len(session.items), "estimate", quiet):
-        done = folder.done_ids("estimates")
+        done = folder.done_ids("patch_estimates")
         todo = [name for name in directions if _row_id(item, group, name) not in done]
         if todo:
             contrast = contrast_of(session.model, item, session.wording)
@@ -102,8 +103,8 @@ def run_screen(
                 rows.append(
                     {"id": _row_id(item, group, direction), **about, **pair, **counts, "heads": values}
                 )
-            folder.append_all("estimates", rows)
-    table = pooled(folder.rows("estimates"))
+            folder.append_all("patch_estimates", rows)
+    table = pooled(folder.rows("patch_estimates"))
     here = of_metric(table[(table["from"] == group[2]) & (table["to"] == group[3])], metric)
     chosen: dict[str, HeadSet | None] = {}
     notes = []
@@ -118,9 +119,9 @@ def run_screen(
 
 
 def estimates_table(folder: RunFolder) -> pd.DataFrame:
-    """estimates.csv: every head's mean estimate, of every pair screened in the folder, and whether it was patched."""
-    table = pooled(folder.rows("estimates"))
-    rows = folder.rows("patches")
+    """patch_estimates.csv: every head's mean estimate, pair by pair, and whether it was patched."""
+    table = pooled(folder.rows("patch_estimates"))
+    rows = folder.rows("patch")
     done = {
         (row["from"], row["to"], row["direction"], name)
         for row in rows[(rows["site"] == "z") & (rows["at"] == "candidate")].to_dict("records")
@@ -163,16 +164,16 @@ def missed_sentence(
 ) -> str:
     """What a screen of this size, item by item, left out where every head was patched, or that it is not known.
 
-    Known from attribution.csv, where it is of the same pair of conditions and of one gradient step.
+    Known from attribute.csv, where it is of the same pair of conditions and of one gradient step.
     """
     about = read_run(folder.path)["studies"].get("attribute", {}).get("config", {})
     same = (about.get("from"), about.get("to"), about.get("steps")) == (*group[2:], 1)
-    if not same or not (folder.path / "attribution.csv").is_file():
+    if not same or not (folder.path / "attribute.csv").is_file():
         return (
             "a gradient misses heads whose attention is saturated, as that of copy heads is in noising: "
             "`backfire attribute` measures how many."
         )
-    exact = folder.read_table("attribution")
+    exact = folder.read_table("attribute")
     exact = exact[(exact["metric"] == metric) & (exact["site"] == "z") & (exact["direction"] == direction)][
         list(ATTRIBUTION)
     ]

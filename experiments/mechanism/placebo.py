@@ -4,7 +4,7 @@ The same architecture with weights drawn anew, from which the trained model's he
 ablation and by noising; head scores permuted over heads; random heads of the same layers; an unrelated failed call;
 every head patched with its own value; attention cut to words that carry nothing. `probes.effects.placebo_checks` says
 what each must give, that a dead instrument passes nothing, and what each would have found. Every effect is measured
-in every metric. placebos.jsonl → placebos.csv; exit code 1 if one does not behave or cannot show anything, in
+in every metric. placebo.jsonl → placebo.csv; exit code 1 if one does not behave or cannot show anything, in
 --metric.
 """
 
@@ -165,7 +165,7 @@ def open_placebo(config: PlaceboConfig) -> PlaceboContext:
 
 def prepare(context: PlaceboContext, folder: RunFolder) -> PlaceboContext:
     """With the placebo model's own heads, where rows have them."""
-    rows = folder.rows("placebos").to_dict("records")
+    rows = folder.rows("placebo").to_dict("records")
     return replace(context, kept_own=next((row["heads"] for row in rows if row["part"] == OWN), None))
 
 
@@ -188,12 +188,12 @@ def measure(context: PlaceboContext, unit: PlaceboUnit) -> list[Row]:
 
 def report(context: PlaceboContext, tables: Tables) -> Report:
     """Every placebo in the metric that is shown, and which of them do not behave."""
-    table, metric = tables["placebos"], context.config.metric
+    table, metric = tables["placebo"], context.config.metric
     mine = table[table["metric"] == metric]
     if mine.empty:
         raise InputError(f"No item has a reference action or a distractor: there is no {metric} to show.")
     shown = frame_text(mine.drop(columns=["metric", "threshold", "n"]), 4)
-    lines = [f"in {metric}, all metrics in placebos.csv:", shown, verdict(mine)]
+    lines = [f"in {metric}, all metrics in placebo.csv:", shown, verdict(mine)]
     return Report("\n".join(lines), ok=bool(mine["passed"].all()))
 
 
@@ -338,14 +338,14 @@ def padding_cuts(session: Session, item: Item) -> Values:
 
 
 def placebo_tables(context: PlaceboContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
-    """placebos.csv, from all rows."""
+    """placebo.csv, from all rows."""
     long = [
         {**{key: row[key] for key in ("part", "item_id", "task_id")}, "name": name, "value": value}
-        for row in folder.rows("placebos").to_dict("records")
+        for row in folder.rows("placebo").to_dict("records")
         for name, value in row["values"].items()
     ]
     session = context.session
-    return {"placebos": placebo_table(session.clustered(pd.DataFrame(long)), session.rng_for)}
+    return {"placebo": placebo_table(session.clustered(pd.DataFrame(long)), session.rng_for)}
 
 
 STUDY = ItemStudy(
@@ -353,7 +353,7 @@ STUDY = ItemStudy(
     "what must find nothing: redrawn weights, shuffled heads, an unrelated call, self-patches, padding",
     "backfire placebo --limit 12 --where candidate --out runs/first",
     PlaceboConfig,
-    rows="placebos",
+    rows="placebo",
     open=open_placebo,
     prepare=prepare,
     units=units,

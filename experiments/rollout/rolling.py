@@ -96,7 +96,7 @@ def roll_out(
     """Append the steps of every rollout that is not finished in the folder; `given` has first actions by task."""
     finished: set[str] = set()
     begun: dict[str, dict[str, dict[Any, Any]]] = {}
-    for row in folder.rows("steps").to_dict("records"):
+    for row in folder.rows("rollout").to_dict("records"):
         name = row["id"].rpartition("|")[0]
         begun.setdefault(name, {})[row["id"]] = row
         if row["last"]:
@@ -108,7 +108,7 @@ def roll_out(
             continue
         rollout = one_rollout(session, environment, task, arm, sample, config, given.get(task.task_id))
         steps = list(step_rows(name, session, environment, arm, sample, rollout))
-        folder.append_all("steps", _unwritten(folder, begun.get(name, {}), steps))
+        folder.append_all("rollout", _unwritten(folder, begun.get(name, {}), steps))
 
 
 def _unwritten(

@@ -1,6 +1,6 @@
 """`backfire rollout`: an agent acts in an environment under every harness and change, and every step is kept.
 
-harness × change × task × sample → steps.jsonl → rollouts.csv (one row each) → rollout_rates.csv, survival.csv,
+harness × change × task × sample → rollout.jsonl → rollout.csv (one row each) → rollout_rates.csv, rollout_survival.csv,
 rollout_contrasts.csv (paired, to the first arm), rollout_controls.csv (chosen heads among random ones),
 rollout_factorial.csv; and rollout_extractions.csv: what was done to replies to get their actions
 """
@@ -83,7 +83,7 @@ def run(config: RolloutConfig) -> Report:
         with open_run(STUDY, config, session.model, about, change.derived) as folder:
             roll_out(folder, session, environment, tasks, arms, config, given)
             by_id = {task.task_id: task for task in tasks}
-            steps = with_copies(folder.rows("steps"), environment, by_id, phrases(wording))
+            steps = with_copies(folder.rows("rollout"), environment, by_id, phrases(wording))
             tables = derive(folder, steps, session.streams("rollout"), arms[0].name, config.detectors)
             folder.finish({"prefix_caches_run": session.engine.forwards.ran})
     return Report(f"{rollout_text(tables)}\nwritten to {config.out}")
@@ -100,10 +100,10 @@ def derive(
     action_error, observation, alternation = detectors
     rollouts = per_rollout(steps, action_error=action_error, observation=observation, alternation=alternation)
     tables = {
-        "rollouts": rollouts,
+        "rollout": rollouts,
         "rollout_extractions": extractions(steps),
         "rollout_rates": rates(rollouts, rng_for),
-        "survival": survival(steps, rng_for),
+        "rollout_survival": survival(steps, rng_for),
     }
     if rollouts["arm"].nunique() > 1:
         tables["rollout_contrasts"] = contrasts(rollouts, rng_for, baseline)

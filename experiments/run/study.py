@@ -49,7 +49,8 @@ class Flag:
 class Option:
     """One flag as it is read and shown: that of a config's field.
 
-    A `switch` takes no word: the flag is there or not. For the rest see `Flag`.
+    A `switch` takes no word: the flag is there or not. `word` is what the help shows in the value's place: INT, FLOAT,
+    PATH, … For the rest see `Flag`.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Option:
     positional: bool = False
     switch: bool = False
     repeatable: bool = False
+    word: str = "STR"
 
     @property
     def key(self) -> str:
@@ -97,10 +99,15 @@ def _options(config: Any) -> tuple[Option, ...]:
     return tuple(_option(field, hints[field.name]) for field in dataclasses.fields(config))
 
 
+_WORDS: Mapping[Any, str] = {int: "INT", float: "FLOAT", Path: "PATH", tuple[int, ...]: "INT,..."}
+
+
 def _option(field: dataclasses.Field[Any], hint: Any) -> Option:
     kind, flag = get_args(hint)
+    members = [kind]
     if get_origin(kind) in (Union, types.UnionType):
-        kind = next(one for one in get_args(kind) if one is not type(None))
+        members = [one for one in get_args(kind) if one is not type(None)]
+        kind = members[0]
     choices = get_args(kind) if get_origin(kind) is Literal else flag.choices
     return Option(
         field.name.rstrip("_").replace("_", "-"),
@@ -112,6 +119,7 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> Option:
         flag.positional,
         kind is bool,
         flag.repeatable,
+        "CHOICE" if choices is not None else _WORDS.get(kind, "STR") if len(members) == 1 else "STR",
     )
 
 

@@ -14,24 +14,9 @@ from typing import Any
 import pandas as pd
 
 from mech.errors import InputError
-from probes.effects.joint import ABLATIONS
+from probes.effects.joint import ABLATIONS, OFF_ROW, ROW
 from probes.scoring.metric_sums import FAILED, metrics_of
 
-LONG = (
-    "env",
-    "from",
-    "to",
-    "metric",
-    "item_id",
-    "task_id",
-    "method",
-    "set",
-    "kind",
-    "k",
-    "effect_nats",
-    "delta",
-)
-OFF = ("env", "from", "to", "item_id", "task_id", "method", "set", "k", "quantity", "whole", "under")
 _LABEL = re.compile(r"top(\d+)(?:/([a-z_]+?)\d*)?")
 
 
@@ -66,7 +51,7 @@ def effect(
 
 
 def long_joint(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The effects of every set in every metric (LONG and two more columns), and what selected sets do off target (OFF).
+    """Effects of every set in every metric (`ROW` and two more columns), and off target of selected sets (`OFF_ROW`).
 
     `draws` are the effects of a selected set's single draws. `paired_nats` is what controls are compared with: where
     they take fewer draws than the selected set, its effect under the same first draws; elsewhere the effect itself.
@@ -76,8 +61,8 @@ def long_joint(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     for row in rows.to_dict("records"):
         effects += _effects(row)
         off += _off_target(row)
-    long = pd.DataFrame(effects, columns=[*LONG, "draws", "paired_nats"])
-    return long, pd.DataFrame(off, columns=list(OFF))
+    long = pd.DataFrame(effects, columns=[*ROW, "draws", "paired_nats"])
+    return long, pd.DataFrame(off, columns=list(OFF_ROW))
 
 
 def _effects(row: Mapping[str, Any]) -> list[list[Any]]:

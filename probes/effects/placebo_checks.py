@@ -43,11 +43,6 @@ from mech.errors import InputError
 from probes.scoring.contrast import FORMS
 from probes.stats.bootstrap import MIN_CLUSTERS, N_DRAWS, Interval, RngFactory, cluster_codes, cluster_ratios
 
-PLACEBOS = (
-    *("what", "metric", "expected", "found", "ci_lo", "ci_hi", "threshold", "unit"),
-    *("counterpart", "positive", "positive_lo", "positive_hi", "live", "mde"),
-    *("behaves", "alive", "powered", "passed", "n", "n_clusters"),
-)
 SMALL, MODEST, ALPHA = 0.05, 0.2, 0.05
 POWER, ENOUGH = 0.8, 0.5
 ROUNDING = 2e-4  # nats: what the engine's paths may differ by
@@ -113,7 +108,7 @@ class _Table:
 
 
 def placebo_table(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> pd.DataFrame:
-    """The verdict on every placebo in every metric, in the columns of PLACEBOS.
+    """The verdict on every placebo in every metric; columns as in placebo.csv.
 
     Args:
         rows: part, item_id, task_id (its cluster), name, value. Parts: whole (pre, neut, fail, fail_unrelated,
@@ -142,10 +137,10 @@ def placebo_table(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAW
         lines += [*_redrawn(table), *_ranked(table), _unrelated(table)]
         lines += _self_patches(table) if metric == "logprob" else []
         lines.append(_padding(table))
-    return pd.DataFrame(lines, columns=list(PLACEBOS))
+    return pd.DataFrame(lines)
 
 
-def _redrawn(table: _Table) -> list[tuple[object, ...]]:
+def _redrawn(table: _Table) -> list[dict[str, object]]:
     real = table.copy("whole")
     per_token, share = _copies(table), table.ratio("share", real - table.copy("selected"), real)
     lost = table.of("noised", "neut") - table.of("noised", "selected")
@@ -188,7 +183,7 @@ def _copies(table: _Table) -> Interval:
     return table.ratio("redrawn_copy/positive", real, tokens)
 
 
-def _ranked(table: _Table) -> list[tuple[object, ...]]:
+def _ranked(table: _Table) -> list[dict[str, object]]:
     real = table.copy("whole")
     removed = real - table.copy("selected")
     share = table.ratio("share", removed, real)
@@ -219,7 +214,7 @@ def _least_of_rank(shares: np.ndarray, error: float) -> float:
     return float(np.sort(shares)[::-1][beaten] + norm.ppf(POWER) * error)
 
 
-def _unrelated(table: _Table) -> tuple[object, ...]:
+def _unrelated(table: _Table) -> dict[str, object]:
     pre = table.of("whole", "pre")
     gain = pre - table.of("whole", "fail_unrelated")
     found = table.ratio("unrelated_call", gain)
@@ -230,7 +225,7 @@ def _unrelated(table: _Table) -> tuple[object, ...]:
     return _line(table, "unrelated_call", "G not below 0", found, behaves, 0.0, unit, "−G under fail", seen)
 
 
-def _self_patches(table: _Table) -> list[tuple[object, ...]]:
+def _self_patches(table: _Table) -> list[dict[str, object]]:
     lines = []
     for what, name, other, heads, limit in (
         ("self_patch", "full", "full_other", "all heads", 0.0),
@@ -248,7 +243,7 @@ def _self_patches(table: _Table) -> list[tuple[object, ...]]:
     return lines
 
 
-def _padding(table: _Table) -> tuple[object, ...]:
+def _padding(table: _Table) -> dict[str, object]:
     expected, unit = f"inside ±{MODEST:g}", "share of the cut to the call"
     counterpart = "nats lost by the cut to the call"
     padded = (table.plain("padding", "n_padding") > 0).any()
@@ -294,9 +289,12 @@ def _line(
     unit: str,
     counterpart: str,
     seen: _Seen,
-) -> tuple[object, ...]:
-    cells = (what, table.metric, expected, found.mean, found.lo, found.hi, threshold, unit)
+) -> dict[str, object]:
     positive = seen.positive
-    shown = (counterpart, positive.mean, positive.lo, positive.hi, seen.live, seen.mde)
-    verdict = (behaves, seen.alive, seen.powered, behaves and seen.alive and seen.powered)
-    return (*cells, *shown, *verdict, found.n, found.n_clusters)
+    return {
+        **{"what": what, "metric": table.metric, "expected": expected, **found.columns("found")},
+        **{"threshold": threshold, "unit": unit, "counterpart": counterpart, "positive": positive.mean},
+        **{"positive_lo": positive.lo, "positive_hi": positive.hi, "live": seen.live, "mde": seen.mde},
+        **{"behaves": behaves, "alive": seen.alive, "powered": seen.powered},
+        "passed": behaves and seen.alive and seen.powered,
+    }

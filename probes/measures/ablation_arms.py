@@ -19,7 +19,7 @@ corrected by Holm within one model, environment, measure and `family` (`probes.s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -29,11 +29,6 @@ from probes.stats.families import corrected
 from probes.stats.frame_checks import MIN_DELTA, require
 from probes.stats.layout import UNABLATED
 
-ARMS = (
-    *("model", "env", "measure", "ablation", "against", "mean", "mean_against"),
-    *("difference", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm", "family_size", "family"),
-    *("removed", "removed_lo", "removed_hi"),
-)
 AGAINST_WHOLE = "ablation arms"
 AMONG_ARMS = "arms against arms"
 ArmTable = Callable[[pd.DataFrame, RngFactory], pd.DataFrame]
@@ -90,8 +85,10 @@ def arm_contrasts(
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of `ARMS`, by model, env and measure, then in the order of the arms; over the items that have
-        the measure under both. `removed` is NaN where the mean it is a share of is below `MIN_DELTA` (absolute).
+        model, env, measure, ablation, against, mean, mean_against, difference, ci_lo, ci_hi, n, n_clusters, p, p_holm,
+        family_size, family, removed, removed_lo, removed_hi: by model, env and measure, then in the order of the arms;
+        over the items that have the measure under both. `removed` is NaN where the mean it is a share of is below
+        `MIN_DELTA` (absolute).
 
     Raises:
         InputError: a column or number is missing, or a value stands twice.
@@ -106,19 +103,19 @@ def arm_contrasts(
             for against in present[:place]:
                 pair = wide[[label, against]].dropna()
                 if len(pair):
-                    key = (str(model), str(env), str(measure))
-                    lines.append((*key, label, against, *_contrast(key, pair, rng_for, n_draws)))
-    return corrected(pd.DataFrame(lines, columns=list(ARMS)), "arms")
+                    key = {"model": str(model), "env": str(env), "measure": str(measure)}
+                    lines.append(_contrast(key, pair, rng_for, n_draws))
+    return corrected(pd.DataFrame(lines), "arms")
 
 
 def _contrast(
-    key: tuple[str, str, str], pair: pd.DataFrame, rng_for: RngFactory, n_draws: int
-) -> tuple[object, ...]:
-    """One line of `ARMS` behind its key: `pair` has the arm's values and those it is set against."""
+    key: Mapping[str, str], pair: pd.DataFrame, rng_for: RngFactory, n_draws: int
+) -> dict[str, object]:
+    """One line: `pair` has the arm's values and those it is compared with."""
     label, against = map(str, pair.columns)
     here, there = (pair[name].to_numpy(float) for name in (label, against))
     tasks = pair.index.get_level_values("task_id")
-    name = "/".join(("arms", *key, label, against))
+    name = "/".join(("arms", *key.values(), label, against))
     found = cluster_bootstrap(here - there, tasks, rng_for(name), n_draws)
     removed = (math.nan, math.nan, math.nan)
     if abs(float(there.mean())) >= MIN_DELTA:
@@ -127,5 +124,9 @@ def _contrast(
         )
         removed = (share.mean, share.lo, share.hi)
     family = AGAINST_WHOLE if against == UNABLATED else AMONG_ARMS
-    interval = (found.mean, found.lo, found.hi, found.n, found.n_clusters, found.p, math.nan, 0)
-    return (float(np.mean(here)), float(np.mean(there)), *interval, family, *removed)
+    return {
+        **{**key, "ablation": label, "against": against},
+        **{"mean": float(np.mean(here)), "mean_against": float(np.mean(there))},
+        **{**found.columns("difference"), "p": found.p, "family": family},
+        **dict(zip(("removed", "removed_lo", "removed_hi"), removed, strict=True)),
+    }

@@ -25,8 +25,6 @@ from probes.stats.bootstrap import N_DRAWS, RATE, RngFactory, cluster_bootstrap
 from probes.stats.families import null_is_zero
 from probes.stats.frame_checks import require
 
-BREAKDOWN = ("model", "env", "by", "level", "measure", "mean", "ci_lo", "ci_hi", "n", "n_clusters")
-SMALL_CELLS = ("model", "env", "by", "level", "measure", "n")
 SPLITS = {
     "operator": "operator",
     "error_type": "error_type",
@@ -38,6 +36,7 @@ SPLITS = {
 MEASURES = ("G", "copy", "sem", "p_repeat_fail")
 MIN_ITEMS = 3  # a mean of fewer says nothing that its items do not say
 
+_CELL = ("model", "env", "by", "level", "measure")
 _MEASURED = ("model", "env", "item_id", "task_id", "measure", "value")
 
 
@@ -59,8 +58,8 @@ def breakdown(
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of `BREAKDOWN`, by model, env, split (in the order of `SPLITS`), level and measure; every cell of
-        at least `MIN_ITEMS` items. Levels are text.
+        model, env, by, level, measure, mean, ci_lo, ci_hi, n, n_clusters, splits in the order of `SPLITS`; every cell
+        of at least `MIN_ITEMS` items. Levels are text.
 
     Raises:
         InputError: a column is missing, a value or an item stands twice, or a measured item has no attributes.
@@ -71,21 +70,21 @@ def breakdown(
             rng = rng_for("breakdown/" + "/".join(key))
             bounds = None if null_is_zero(key[-1]) else RATE
             found = cluster_bootstrap(cell["value"], cell["task_id"], rng, n_draws, bounds=bounds)
-            lines.append((*key, found.mean, found.lo, found.hi, found.n, found.n_clusters))
-    return pd.DataFrame(lines, columns=list(BREAKDOWN))
+            lines.append({**dict(zip(_CELL, key, strict=True)), **found.columns()})
+    return pd.DataFrame(lines)
 
 
 def small_cells(
     measures: pd.DataFrame, attributes: pd.DataFrame, measures_wanted: Sequence[str] = MEASURES
 ) -> pd.DataFrame:
-    """The cells that `breakdown` leaves out, with their number of items: the columns of `SMALL_CELLS`.
+    """The cells that `breakdown` leaves out, with their number of items: model, env, by, level, measure, n.
 
     Raises:
         InputError: as `breakdown`.
     """
     cells = _cells(measures, attributes, measures_wanted)
-    lines = [(*key, len(cell)) for key, cell in cells if len(cell) < MIN_ITEMS]
-    return pd.DataFrame(lines, columns=list(SMALL_CELLS))
+    small = [(key, len(cell)) for key, cell in cells if len(cell) < MIN_ITEMS]
+    return pd.DataFrame([{**dict(zip(_CELL, key, strict=True)), "n": n} for key, n in small])
 
 
 def item_attributes(rows: pd.DataFrame) -> pd.DataFrame:

@@ -39,9 +39,6 @@ from probes.stats.bootstrap import (
 )
 from probes.stats.frame_checks import MIN_DELTA, require
 
-DECOMPOSITION = ("model", "env", "quantity", "estimate", "ci_lo", "ci_hi", "n", "n_clusters", "deff")
-EQUIVALENCE = ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "delta", "equivalent")
-
 _MEASURED = ("model", "env", "item_id", "task_id", "measure", "value")
 
 
@@ -54,8 +51,8 @@ def decomposition_table(measures: pd.DataFrame, rng_for: RngFactory, n_draws: in
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of `DECOMPOSITION`; a quantity whose measures no item has is left out. A share of a mean −G below
-        `MIN_DELTA` (absolute) is NaN, and so is an infinite median.
+        model, env, quantity, estimate, ci_lo, ci_hi, n, n_clusters, deff; a quantity whose measures no item has is
+        left out. A share of a mean −G below `MIN_DELTA` (absolute) is NaN, and so is an infinite median.
 
     Raises:
         InputError: a column or number is missing, or a value stands twice.
@@ -72,9 +69,9 @@ def decomposition_table(measures: pd.DataFrame, rng_for: RngFactory, n_draws: in
                 continue
             found = estimate(values, rng_for(f"decompose/{model}/{env}/{quantity}"), n_draws)
             shown = found.mean if math.isfinite(found.mean) else math.nan
-            counts = (found.n, found.n_clusters, found.deff)
-            lines.append((model, env, quantity, shown, found.lo, found.hi, *counts))
-    return pd.DataFrame(lines, columns=list(DECOMPOSITION))
+            about = {"model": model, "env": env, "quantity": quantity}
+            lines.append({**about, **found.columns("estimate"), "estimate": shown, "deff": found.deff})
+    return pd.DataFrame(lines)
 
 
 def equivalences(
@@ -90,7 +87,8 @@ def equivalences(
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of `EQUIVALENCE`. False means not shown: also where there is no interval.
+        model, env, measure, mean, ci_lo, ci_hi, delta, equivalent. False means not shown: also where there is no
+        interval.
 
     Raises:
         InputError: as `decomposition_table`, or a delta is not above zero.
@@ -105,8 +103,14 @@ def equivalences(
         rng = rng_for(f"equivalence/{model}/{env}/{name}")
         found = cluster_bootstrap(group["value"], group["task_id"], rng, n_draws)
         delta = float(deltas[name])
-        lines.append((model, env, name, found.mean, found.lo, found.hi, delta, equivalent(found, delta)))
-    return pd.DataFrame(lines, columns=list(EQUIVALENCE))
+        lines.append(
+            {
+                **{"model": model, "env": env, "measure": name},
+                **{"mean": found.mean, "ci_lo": found.lo, "ci_hi": found.hi},
+                **{"delta": delta, "equivalent": equivalent(found, delta)},
+            }
+        )
+    return pd.DataFrame(lines)
 
 
 Estimate = Callable[[pd.DataFrame, np.random.Generator, int], Interval]

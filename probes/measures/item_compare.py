@@ -29,19 +29,6 @@ from mech.errors import InputError
 from probes.measures.measures import DEFINITIONS, measure
 from probes.stats.ranks import spearman
 
-PAIRS = (
-    *("model", "env", "kind", "item_id", "condition", "candidate", "measure", "unit", "found_in"),
-    *("ours", "published", "difference", "per_token", "n_tokens", "n_tokens_published"),
-    *("ctx_tokens", "ctx_tokens_published"),
-)
-"""One row an item and score (kind `score`) or measure (kind `measure`): found_in is both, ours or published."""
-SUMMARY = (
-    *("model", "env", "kind", "condition", "candidate", "measure", "unit"),
-    *("n", "n_only_ours", "n_only_published", "median_abs", "max_abs", "median_abs_per_token"),
-    *("max_abs_per_token", "item_of_max", "same_n_tokens", "same_ctx_tokens", "pearson", "spearman"),
-)
-"""One row a condition and candidate, or a measure; same_…: share of the rows in which both sides have the number."""
-
 NO_CONDITION = "-"
 """Condition and candidate of a measure, which is of several; a score's measure is `logprob`."""
 _SCORE = ["item_id", "condition", "candidate"]
@@ -131,7 +118,9 @@ def published_items(
 
 
 def item_pairs(ours: Items, published: Items, model: str = "") -> pd.DataFrame:
-    """Every score and measure of either side, side by side: the columns of PAIRS.
+    """Every score and measure of either side, side by side, one row an item and score (kind `score`) or measure.
+
+    found_in is both, ours or published; the other columns are those of compare_item_pairs.csv.
 
     Measures that only we have are left out, and so are our scores where only measures are published: the published
     table does not speak of them.
@@ -168,7 +157,7 @@ def item_pairs(ours: Items, published: Items, model: str = "") -> pd.DataFrame:
     ordered = both.sort_values(
         ["kind", "item_id", "condition", "candidate", "measure"], ascending=[False, *[True] * 4]
     )
-    return ordered[list(PAIRS)].reset_index(drop=True)
+    return ordered.drop(columns="_merge").reset_index(drop=True)
 
 
 def unit(name: str) -> str:
@@ -179,18 +168,28 @@ def unit(name: str) -> str:
 
 
 def summary(pairs: pd.DataFrame) -> pd.DataFrame:
-    """One row a condition and candidate and one a measure: the columns of SUMMARY, scores first."""
+    """One row a condition and candidate and one a measure, scores first; columns as in compare_items.csv.
+
+    same_…: share of the rows in which both sides have the number.
+    """
     keys = ["model", "env", "kind", "condition", "candidate", "measure", "unit"]
     lines = []
     for key, rows in pairs.groupby(keys, sort=False):
         met = rows[rows["found_in"] == "both"]
         apart, per_token = met["difference"].abs(), met["per_token"].abs()
-        counts = (len(met), *(int((rows["found_in"] == side).sum()) for side in ("ours", "published")))
-        sizes = (apart.median(), apart.max(), per_token.median(), per_token.max())
-        worst = met.loc[apart.idxmax(), "item_id"] if len(met) else None
-        same = (_same(met, "n_tokens"), _same(met, "ctx_tokens"))
-        lines.append((*key, *counts, *sizes, worst, *same, *_correlations(met)))
-    return pd.DataFrame(lines, columns=list(SUMMARY))
+        only = {f"n_only_{side}": int((rows["found_in"] == side).sum()) for side in ("ours", "published")}
+        pearson, rank = _correlations(met)
+        lines.append(
+            {
+                **{**dict(zip(keys, key, strict=True)), "n": len(met), **only},
+                **{"median_abs": apart.median(), "max_abs": apart.max()},
+                **{"median_abs_per_token": per_token.median(), "max_abs_per_token": per_token.max()},
+                "item_of_max": met.loc[apart.idxmax(), "item_id"] if len(met) else None,
+                **{f"same_{name}": _same(met, name) for name in _COUNTS},
+                **{"pearson": pearson, "spearman": rank},
+            }
+        )
+    return pd.DataFrame(lines)
 
 
 def largest(pairs: pd.DataFrame) -> pd.Series | None:

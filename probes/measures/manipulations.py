@@ -11,7 +11,6 @@ own: the whole interval inside ±δ, never a large p.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import pandas as pd
@@ -22,14 +21,6 @@ from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_bootstrap, equiv
 from probes.stats.families import corrected
 from probes.stats.frame_checks import require
 
-MANIPULATIONS = (
-    *("model", "env", "condition", "delta", "ci_lo", "ci_hi", "n", "n_clusters"),
-    *("deff", "p", "p_holm", "family_size", "G", "equivalent"),
-)
-LENGTH_MATCH = (
-    *("model", "env", "condition", "n", "mean_mismatch", "max_abs_mismatch", "share_exact", "shared_tokens"),
-)
-"""How well the length-matched conditions are matched, in tokens of the model that read them."""
 DELTA = 0.5  # nats: the whole call becomes at most e^0.5 = 1.65 times more or less likely
 
 _MEASURED = ("model", "env", "item_id", "task_id", "measure", "value")
@@ -48,7 +39,8 @@ def manipulations(
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of `MANIPULATIONS`, by model, env and condition. G is NaN where an item lacks `G_X`.
+        model, env, condition, delta, ci_lo, ci_hi, n, n_clusters, deff, p, p_holm, family_size, G, equivalent, by the
+        first three. G is NaN where an item lacks `G_X`.
 
     Raises:
         InputError: a column or number is missing, a value stands twice, or delta is not above zero.
@@ -62,9 +54,14 @@ def manipulations(
             rng = rng_for(f"manipulation/{model}/{env}/{condition}")
             found = cluster_bootstrap(pairs["value"], pairs["task_id"], rng, n_draws)
             gain = _mean_over(group[group["measure"] == f"G_{condition}"], pairs["item_id"])
-            interval = (found.mean, found.lo, found.hi, found.n, found.n_clusters, found.deff, found.p)
-            lines.append((model, env, condition, *interval, math.nan, 0, gain, equivalent(found, delta)))
-    return corrected(pd.DataFrame(lines, columns=list(MANIPULATIONS)), "manipulations")
+            lines.append(
+                {
+                    **{"model": model, "env": env, "condition": condition},
+                    **{**found.columns("delta"), "deff": found.deff, "p": found.p},
+                    **{"G": gain, "equivalent": equivalent(found, delta)},
+                }
+            )
+    return corrected(pd.DataFrame(lines), "manipulations")
 
 
 def length_match(rows: pd.DataFrame) -> pd.DataFrame:
@@ -76,8 +73,8 @@ def length_match(rows: pd.DataFrame) -> pd.DataFrame:
             a×'s tokens in the call recorded in its place; empty where a× itself is, or where older rows do not say).
 
     Returns:
-        The columns of `LENGTH_MATCH`, one line a model, environment and condition; n counts items, shared_tokens is
-        their mean.
+        One line a model, env and condition: n (items), mean_mismatch, max_abs_mismatch (tokens), share_exact,
+        shared_tokens (mean).
     """
     matched = rows[(rows["candidate"] == "failed") & rows["length_mismatch"].notna()]
     shared = (
@@ -86,11 +83,17 @@ def length_match(rows: pd.DataFrame) -> pd.DataFrame:
         else pd.Series(index=matched.index, dtype=float)
     )
     lines = []
-    for key, group in matched.groupby(["model", "env", "condition"], sort=True):
+    for (model, env, condition), group in matched.groupby(["model", "env", "condition"], sort=True):
         found = group["length_mismatch"]
         of_calls = shared.reindex(group.index).astype(float).mean()
-        lines.append((*key, len(found), found.mean(), found.abs().max(), (found == 0).mean(), of_calls))
-    return pd.DataFrame(lines, columns=list(LENGTH_MATCH))
+        lines.append(
+            {
+                **{"model": model, "env": env, "condition": condition, "n": len(found)},
+                **{"mean_mismatch": found.mean(), "max_abs_mismatch": found.abs().max()},
+                **{"share_exact": (found == 0).mean(), "shared_tokens": of_calls},
+            }
+        )
+    return pd.DataFrame(lines)
 
 
 def _by_condition(group: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:

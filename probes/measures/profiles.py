@@ -31,7 +31,6 @@ from mech.errors import InputError
 from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_ratios
 from probes.stats.frame_checks import require
 
-PROFILES = ("model", "env", "measure", "axis", "level", "mean", "ci_lo", "ci_hi", "n", "n_clusters")
 DIFFERENCES = {"G": ("pre", "fail"), "copy": ("neut", "pre"), "sem": ("fail", "neut")}
 """Measure → the condition it is a difference of, and the one that is subtracted."""
 N_TENTHS = 10
@@ -76,9 +75,9 @@ def profiles(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) ->
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of `PROFILES`, levels in the order of `LEVELS`. A measure is over the items scored under both
-        of its conditions; where the error stands in an action (`part`) only a reference action says, so there over the
-        items that have one.
+        model, env, measure, axis, level, mean, ci_lo, ci_hi, n, n_clusters, levels in the order of `LEVELS`. A
+        measure is over the items scored under both of its conditions; where the error stands in an action (`part`)
+        only a reference action says, so there over the items that have one.
 
     Raises:
         InputError: a column or value is missing, a row stands twice, an item has two tokenisations of an action, or
@@ -109,11 +108,10 @@ def profiles(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) ->
                 rng = rng_for(f"profile/{model}/{env}/{measure}/{axis}")
                 tasks = [item.task_id for item, _ in kept]
                 found = cluster_ratios(table, np.ones_like(table), tasks, rng, n_draws)
+                about = {"model": model, "env": env, "measure": measure, "axis": axis}
                 for name, one in zip(names, found, strict=True):
-                    lines.append(
-                        (model, env, measure, axis, name, one.mean, one.lo, one.hi, one.n, one.n_clusters)
-                    )
-    return pd.DataFrame(lines, columns=list(PROFILES))
+                    lines.append({**about, "level": name, **one.columns()})
+    return pd.DataFrame(lines)
 
 
 def tenths(n_tokens: int) -> Int[np.ndarray, " token"]:

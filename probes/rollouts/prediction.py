@@ -42,16 +42,7 @@ from probes.stats.layout import UNABLATED
 
 N_BINS = 10
 _GROUP = ("model", "env", "arm")
-PREDICT = (
-    *(*_GROUP, "predictor", "auc", "ci_lo", "ci_hi", "n", "n_repeats", "n_clusters"),
-    *("n_undefined", "n_dropped", "flagged", "brier", "ece"),
-)
-PREDICT_ARMS = (
-    *(*_GROUP, "predictor", "ablation", "auc", "auc_whole", "difference", "ci_lo", "ci_hi"),
-    *("n", "n_repeats", "n_clusters", "n_dropped", "flagged"),
-)
 _BIN = ("bin", "predicted", "observed", "ci_lo", "ci_hi", "n", "n_clusters")
-CALIBRATION = (*_GROUP, "predictor", *_BIN)
 
 
 @dataclass(frozen=True)
@@ -198,7 +189,8 @@ def predict_table(
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of PREDICT; brier and ece are empty for what is no probability.
+        model, env, arm, predictor, auc, ci_lo, ci_hi, n, n_repeats, n_clusters, n_undefined, n_dropped, flagged, brier,
+        ece; brier and ece are empty for what is no probability.
 
     Raises:
         InputError: a column is missing, or as `clustered_auc` and `calibration`.
@@ -210,13 +202,20 @@ def predict_table(
             known = rows[rows[name].notna()]
             rng = rng_for("/".join(("predict", *map(str, group), name)))
             found = clustered_auc(known[name], known["repeats"], known["task_id"], rng, n_draws)
-            errors = [math.nan, math.nan]
+            errors = {"brier": math.nan, "ece": math.nan}
             if name in probabilities:
                 pair = (known[name], known["repeats"])
-                errors = [brier(*pair), expected_calibration_error(*pair, bins)]
-            counts = (found.n, found.n_repeats, found.n_clusters, len(rows) - len(known), found.n_dropped)
-            lines.append((*group, name, found.auc, found.lo, found.hi, *counts, found.flagged, *errors))
-    return pd.DataFrame(lines, columns=list(PREDICT))
+                errors = {"brier": brier(*pair), "ece": expected_calibration_error(*pair, bins)}
+            lines.append(
+                {
+                    **dict(zip((*_GROUP, "predictor"), (*group, name), strict=True)),
+                    **{"auc": found.auc, "ci_lo": found.lo, "ci_hi": found.hi, "n": found.n},
+                    **{"n_repeats": found.n_repeats, "n_clusters": found.n_clusters},
+                    **{"n_undefined": len(rows) - len(known), "n_dropped": found.n_dropped},
+                    **{"flagged": found.flagged, **errors},
+                }
+            )
+    return pd.DataFrame(lines)
 
 
 def auc_differences(
@@ -233,7 +232,8 @@ def auc_differences(
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of PREDICT_ARMS; no interval (flagged) where `clustered_auc` has none.
+        model, env, arm, predictor, ablation, auc, auc_whole, difference, ci_lo, ci_hi, n, n_repeats, n_clusters,
+        n_dropped, flagged; no interval (flagged) where `clustered_auc` has none.
 
     Raises:
         InputError: a column is missing, or as `clustered_auc`.
@@ -249,22 +249,26 @@ def auc_differences(
                 about = whole.loc[both.index]
                 rng = rng_for("/".join(("predict_arms", *map(str, group), name, str(label))))
                 found = _auc_difference(both, about["repeats"], about["task_id"], rng, n_draws)
-                lines.append((*group, name, label, *found))
-    return pd.DataFrame(lines, columns=list(PREDICT_ARMS))
+                names = dict(zip((*_GROUP, "predictor", "ablation"), (*group, name, label), strict=True))
+                lines.append({**names, **found})
+    return pd.DataFrame(lines)
 
 
 def _auc_difference(
     both: pd.DataFrame, labels: pd.Series, clusters: pd.Series, rng: np.random.Generator, n_draws: int
-) -> tuple[float | int | bool, ...]:
-    """auc, auc_whole, difference, ci_lo, ci_hi, n, n_repeats, n_clusters, n_dropped, flagged of one line."""
+) -> dict[str, float | int | bool]:
+    """The columns of one line from auc to flagged."""
     codes, n_clusters = cluster_codes(clusters, len(both))
     columns = [_checked(both[name], labels) for name in ("one", "zero")]
     repeats = columns[0][1]
     areas = [auc(numbers, repeats) for numbers, _ in columns]
-    head = (*areas, areas[0] - areas[1])
-    counts = (len(both), int(repeats.sum()), n_clusters)
-    if math.isnan(head[2]) or n_clusters < MIN_CLUSTERS:
-        return (*head, math.nan, math.nan, *counts, 0, True)
+    found: dict[str, float | int | bool] = {
+        **{"auc": areas[0], "auc_whole": areas[1], "difference": areas[0] - areas[1]},
+        **{"ci_lo": math.nan, "ci_hi": math.nan, "n": len(both), "n_repeats": int(repeats.sum())},
+        **{"n_clusters": n_clusters, "n_dropped": 0, "flagged": True},
+    }
+    if math.isnan(found["difference"]) or n_clusters < MIN_CLUSTERS:
+        return found
     sizes = np.stack([np.bincount(codes[mark], minlength=n_clusters) for mark in (repeats, ~repeats)], axis=1)
     weights = draw_clusters(n_clusters, rng, n_draws)
     pairs = (weights @ sizes).prod(axis=1)
@@ -273,9 +277,10 @@ def _auc_difference(
     draws = wins[pairs > 0] / pairs[pairs > 0]
     n_dropped = n_draws - len(draws)
     if n_dropped > MAX_DROPPED * n_draws:
-        return (*head, math.nan, math.nan, *counts, n_dropped, True)
+        return {**found, "n_dropped": n_dropped}
     lo, hi = percentile_ends(draws, n_clusters, 0.95)
-    return (*head, lo, hi, *counts, n_dropped, bool(np.ptp(draws) <= 1e-12))
+    flagged = bool(np.ptp(draws) <= 1e-12)
+    return {**found, "ci_lo": lo, "ci_hi": hi, "n_dropped": n_dropped, "flagged": flagged}
 
 
 def calibration_table(
@@ -288,20 +293,21 @@ def calibration_table(
     """`calibration` of each probability in each arm, on the points that have it.
 
     Returns:
-        The columns of CALIBRATION; streams `calibration/MODEL/ENV/ARM/PREDICTOR`.
+        model, env, arm, predictor, bin, predicted, observed, ci_lo, ci_hi, n, n_clusters; streams
+        `calibration/MODEL/ENV/ARM/PREDICTOR`.
 
     Raises:
         InputError: as `predict_table`.
     """
     _require(points, probabilities)
-    tables = [pd.DataFrame(columns=list(CALIBRATION))]
+    tables = [pd.DataFrame()]
     for group, rows in points.groupby(list(_GROUP), sort=False):
         for name in probabilities:
             known = rows[rows[name].notna()]
             rng = rng_for("/".join(("calibration", *map(str, group), name)))
             table = calibration(known[name], known["repeats"], known["task_id"], rng, bins, n_draws)
             names = dict(zip((*_GROUP, "predictor"), (*group, name), strict=True))
-            tables.append(table.assign(**names)[list(CALIBRATION)])
+            tables.append(table.assign(**names))
     return pd.concat(tables[1:] or tables, ignore_index=True)
 
 

@@ -40,15 +40,7 @@ from probes.rollouts import repeats
 ROLLOUT = ("model", "env", "arm", "task_id", "sample")
 """What one rollout is."""
 ENDS = ("solved", "done", "step_limit", "ban_exhausted", "no_room")
-ROLLOUTS = (
-    *("model", "env", "arm", "harness", "change", "task_id", "template", "sample"),
-    *("solved", "end", "n_steps", "n_new_tokens", "n_prompt_tokens", "n_failed"),
-    *("parseable_share", "ok_share", "prose_rate", "truncated_rate", "unparsable_rate", "empty_rate"),
-    *("banned_out", "exact_repeat_rate", "canonical_repeat_rate", "near_repeat_rate", "repeat_per_chance"),
-    *("first_chance_repeats", "again_share", "cycle2", "cycle3", "stuck", "stuck_near", "recovered"),
-    *("demonstration_share", "runtime_share", "n_ban_events", "ban_active"),
-)  # and the three detectors, whose names hold their thresholds
-KEYS = ROLLOUTS[:8]
+KEYS = ("model", "env", "arm", "harness", "change", "task_id", "template", "sample")
 _NEEDED = (
     *(*KEYS, "index", "given", "action", "canonical", "kind", "error_type", "observation"),
     *("solved", "last", "end", "n_prompt_tokens", "n_new_tokens", "n_ban_events"),
@@ -94,8 +86,8 @@ def per_rollout(
         alternation: steps over which two actions take turns.
 
     Returns:
-        The columns of ROLLOUTS, then same_action_error_N, same_observation_N and alternating_N with the thresholds as
-        N. Counts are of free steps; tokens are summed over them, n_prompt_tokens the whole context of every step.
+        Columns as in rollout.csv, then same_action_error_N, same_observation_N and alternating_N with the thresholds
+        as N. Counts are of free steps; tokens are summed over them, n_prompt_tokens the whole context of every step.
 
     Raises:
         InputError: as `per_step`, or a threshold is below 2.
@@ -117,7 +109,7 @@ def per_rollout(
         free = ~rollout["given"].to_numpy(bool)
         loops = {name: bool((marks & free).any()) for name, marks in zip(detectors, patterns, strict=True)}
         lines.append({**_measures(_marked(rollout, similarity)), **loops})
-    return pd.DataFrame(lines, columns=[*ROLLOUTS, *detectors])
+    return pd.DataFrame(lines)
 
 
 def _rollouts(steps: pd.DataFrame) -> Iterator[pd.DataFrame]:
@@ -162,7 +154,7 @@ def _marked(rollout: pd.DataFrame, similarity: float) -> pd.DataFrame:
 
 
 def _measures(rollout: pd.DataFrame) -> dict[str, object]:
-    """The columns of ROLLOUTS of one rollout with its marks."""
+    """The row of one rollout with its marks."""
     last = rollout.iloc[-1]
     given = rollout["given"].to_numpy(bool)
     cycles = {f"cycle{period}": bool((repeats.cycle(rollout, period) & ~given).any()) for period in (2, 3)}
@@ -189,13 +181,13 @@ def _measures(rollout: pd.DataFrame) -> dict[str, object]:
         "repeat_per_chance": _share(chances),
         "first_chance_repeats": float(chances[0]) if len(chances) else math.nan,
         "again_share": _share(taken_before),
-        "recovered": float(last["solved"]) if repeats.failed(rollout).any() else math.nan,
-        **{f"{source}_share": _copied(free, source) for source in ("demonstration", "runtime")},
         **cycles,
         "stuck": bool(last["end"] == "step_limit" and (again & fails).sum() >= 2),
         "stuck_near": bool(
             last["end"] == "step_limit" and ((again | free["near"].to_numpy(bool)) & fails).sum() >= 2
         ),
+        "recovered": float(last["solved"]) if repeats.failed(rollout).any() else math.nan,
+        **{f"{source}_share": _copied(free, source) for source in ("demonstration", "runtime")},
         "n_ban_events": int(free["n_ban_events"].sum()),
         "ban_active": _share(free["n_ban_events"] > 0),
     }

@@ -48,10 +48,6 @@ from probes.stats.families import family_size as family_size
 from probes.stats.families import holm as holm
 from probes.stats.families import null_is_zero
 
-SUMMARY = (
-    *("model", "env", "measure", "mean", "ci_lo", "ci_hi", "n", "n_clusters"),
-    *("deff", "p", "p_holm", "family_size"),
-)
 N_DRAWS = 10_000
 N_FLIPS = 20_000
 EXACT = 24
@@ -82,6 +78,16 @@ class Interval:
     p: float
     degenerate: bool
     deff: float = math.nan
+
+    def columns(self, mean: str = "mean") -> dict[str, float]:
+        """What a table has of it: `mean` (or another name), ci_lo, ci_hi, n, n_clusters."""
+        return {
+            mean: self.mean,
+            "ci_lo": self.lo,
+            "ci_hi": self.hi,
+            "n": self.n,
+            "n_clusters": self.n_clusters,
+        }
 
 
 def cluster_bootstrap(
@@ -465,19 +471,20 @@ def summarise(measures: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAW
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of `SUMMARY`, sorted by model, env, measure. Probabilities, shares and rates have no p
+        model, env, measure, mean, ci_lo, ci_hi, n, n_clusters, deff, p, p_holm, family_size, sorted by the first three;
+        an empty frame where nothing was measured. Probabilities, shares and rates have no p
         (`probes.stats.families.null_is_zero`). `p_holm` is corrected over the family "headline".
     """
     lines = []
-    for key, group in measures.groupby(["model", "env", "measure"], sort=True):
+    keys = ["model", "env", "measure"]
+    for key, group in measures.groupby(keys, sort=True):
         rng = rng_for("bootstrap/" + "/".join(map(str, key)))
         tested = null_is_zero(str(key[2]))
         bounds = None if tested else RATE
         found = cluster_bootstrap(group["value"], group["task_id"], rng, n_draws, bounds=bounds)
-        p = found.p if tested else math.nan
-        counts = (found.n, found.n_clusters, found.deff)
-        lines.append((*key, found.mean, found.lo, found.hi, *counts, p, math.nan, 0))
-    return corrected(pd.DataFrame(lines, columns=list(SUMMARY)))
+        about = {"deff": found.deff, "p": found.p if tested else math.nan}
+        lines.append({**dict(zip(keys, key, strict=True)), **found.columns(), **about})
+    return corrected(pd.DataFrame(lines))
 
 
 def corrected(summary: pd.DataFrame) -> pd.DataFrame:

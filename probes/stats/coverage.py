@@ -42,10 +42,6 @@ FLIPS = 4999
 ICC = 0.5
 MEDIANS = 4
 """Medians have this many times fewer simulations: each is tested at every item."""
-CALIBRATE = (
-    *("statistic", "population", "n_clusters", "simulations", "skew_items", "skew_clusters"),
-    *("error", "flips", "attainable", "coverage", "below", "above", "width"),
-)
 
 
 @dataclass(frozen=True)
@@ -132,8 +128,8 @@ def run_populations(measures: pd.DataFrame) -> list[Population]:
 
 def calibrate(
     population: Population, n_clusters: int, simulations: int, n_draws: int, rng_for: RngFactory
-) -> tuple[object, ...]:
-    """One line of CALIBRATE.
+) -> dict[str, object]:
+    """One line of calibrate.csv.
 
     Args:
         population: what is simulated.
@@ -169,18 +165,15 @@ def calibrate(
     error = alone = math.nan
     if population.tested:
         error, alone = float(rejected.mean()), float(np.concatenate(flips).mean())
-    counts = (n_clusters, len(found), *np.nanmean(shapes, axis=0).tolist())
-    ends = (float(held.mean()), float(below.mean()), float(above.mean()))
-    return (
-        population.statistic,
-        population.name,
-        *counts,
-        error,
-        alone,
-        attainable(n_clusters),
-        *ends,
-        width,
-    )
+    skew_items, skew_clusters = np.nanmean(shapes, axis=0).tolist()
+    return {
+        **{"statistic": population.statistic, "population": population.name},
+        **{"n_clusters": n_clusters, "simulations": len(found)},
+        **{"skew_items": skew_items, "skew_clusters": skew_clusters},
+        **{"error": error, "flips": alone, "attainable": attainable(n_clusters)},
+        **{"coverage": float(held.mean()), "below": float(below.mean()), "above": float(above.mean())},
+        "width": width,
+    }
 
 
 def attainable(n_clusters: int) -> float:

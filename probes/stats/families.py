@@ -77,10 +77,10 @@ FAMILIES: dict[str, Family] = {
         Family("headline", "summary", "the mean of G is 0", (), _where("measure", HEADLINE)),
         Family("manipulations", "manipulations", _NO_CHANGE, ("model", "env")),
         Family("arms", "arms", _NO_CHANGE, ("model", "env", "measure", "family"), None, ("ablation",)),
-        Family("carried", "carried", "the set carries as much as its control sets do, on the mean", ("env",)),
+        Family("joint", "joint", "the set carries as much as its control sets do, on the mean", ("env",)),
         Family("knockout", "knockout", _BY_CHANCE, ("sources",)),
-        Family("controls", "controls", _BY_CHANCE),
-        Family("dose", "dose", _BY_CHANCE, ("measure",)),
+        Family("ablate_controls", "ablate_controls", _BY_CHANCE),
+        Family("ablate_dose", "ablate_dose", _BY_CHANCE, ("measure",)),
         Family(
             "circuit",
             "circuit_controls",
@@ -90,7 +90,7 @@ FAMILIES: dict[str, Family] = {
         ),
         Family("path", "path", _BY_CHANCE),
         Family("direct", "direct", "the mean direct effect of the part is 0", ("direction", "kind")),
-        Family("suppressors", "suppressors", "the mean effect of the head is 0", ("direction",)),
+        Family("agree_suppressors", "agree_suppressors", "the mean effect of the head is 0", ("direction",)),
         Family("rollout contrasts", "rollout_contrasts", _NO_CHANGE, ("model", "env"), _not_random("arm")),
         Family("rollout controls", "rollout_controls", _BY_CHANCE, ("model", "env")),
         Family(
@@ -122,7 +122,7 @@ def corrected(table: pd.DataFrame, family_name: str, p: str = "p") -> pd.DataFra
     """The table with `p_holm` and `family_size` right behind its `p`, replaced where it has them already.
 
     Args:
-        table: any table of the family, all its tests in it; an empty one is allowed.
+        table: any table of the family, all its tests in it; one without rows is returned as it is.
         family_name: a key of `FAMILIES`.
         p: the column of raw p-values.
 
@@ -135,6 +135,8 @@ def corrected(table: pd.DataFrame, family_name: str, p: str = "p") -> pd.DataFra
     """
     if family_name not in FAMILIES:
         raise InputError(f"'{family_name}' is no family of tests: {', '.join(FAMILIES)}.")
+    if table.empty:
+        return table
     family = FAMILIES[family_name]
     lacking = [name for name in (p, *family.within) if name not in table.columns]
     if lacking:

@@ -167,7 +167,7 @@ def test_the_whole_suite_runs_resumes_and_ends_in_one_table(
     # A model of random weights is dead: the placebos say so, and the suite is done all the same.
     assert said.code == 1 and not said.err and any("placebo: a check fails" in line for line in said.out)
     assert not any("not done" in line for line in said.out), said
-    assert {"head_scores", "head_effects", "carried", "layer_profile", "path_bars", "attribution"} <= drawn[0]
+    assert {"heads", "patch", "joint", "layers", "path", "attribute"} <= drawn[0]
     table = shell.table("mechanism")
     assert tuple(table.columns) == COLUMNS
     assert set(zip(table["method"], table["where"], strict=True)) == set(NAMES) - {
@@ -175,20 +175,20 @@ def test_the_whole_suite_runs_resumes_and_ends_in_one_table(
     }
     assert set(zip(table["from"], table["to"], strict=True)) == {("pre", "neut"), ("neut_other", "neut")}
     assert set(table["metric"]) == {"logprob", "margin", "diverging"}
-    carried, removed = shell.table("carried"), shell.table("removed")
+    carried, removed = shell.table("joint"), shell.table("ablate_removed")
     here = "method == 'knockout' and k == 2 and metric == 'margin' and controls == 'sink'"
     assert table.query(here)["share"].tolist() == carried.query(here)["share"].tolist()
     assert len(table.query(here)) == 2  # pairs
     everywhere = table.query("where == 'all' and k == 2 and metric == 'logprob'").iloc[0]
     chosen = removed.query("kind == 'selected' and k == 2 and metric == 'logprob'")
     assert everywhere["share"] == chosen["share"].iloc[0]
-    for name in ("overlap", "agreement", "circuit", "placebos", "direct", "layers", "path", "attribution"):
+    for name in ("overlap", "agree", "circuit", "placebo", "direct", "layers", "path", "attribute"):
         assert len(shell.table(name)), name
-    assert set(shell.table("shares")["site"]) == {"z", "pattern", "k", "v"}
+    assert set(shell.table("patch")["site"]) == {"z", "pattern", "k", "v"}
     assert shell.path("mechanism.md").read_text().strip() in "\n".join(said.out)
     about = shell.about("mechanism")
     assert set(about["extra"]["seconds"]) == set(about["extra"]["planned_seconds"])
-    before = {name: shell.path(name).read_bytes() for name in ("mechanism.csv", "joint_sets.jsonl")}
+    before = {name: shell.path(name).read_bytes() for name in ("mechanism.csv", "joint.jsonl")}
     mapped = {stage.study.name for stage in stages(SMALL) if isinstance(stage.study, ItemStudy)}
     with rows_alone(*mapped):  # their tables are there
         assert not shell("mechanism", *words).err
@@ -200,7 +200,7 @@ def test_figures_are_drawn_in_a_process_that_says_what_it_cannot_draw(tmp_path: 
     heads.to_csv(tmp_path / "heads.csv", index=False)
     draw(tmp_path)
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {
-        f"head_scores.{ending}" for ending in ("png", "pdf", "csv")
+        f"heads.{ending}" for ending in ("png", "pdf", "csv")
     }
     heads.drop(columns="head").to_csv(tmp_path / "heads.csv", index=False)
     with pytest.raises(InputError, match="figures could not be drawn: .*heads.csv lacks the column head"):

@@ -26,8 +26,8 @@ def test_both_differences_may_stand_in_one_folder_or_in_two(
     assert set(table["direction"]) == {"noise"} and (table["n"] == 3).all()
     assert -1 <= table["estimate"].xs("spearman").iloc[0] <= 1
     # Of the one difference alone there is nothing to compare; in another folder there is, and it is the same.
-    lines = shell.path("patches.jsonl").read_text().splitlines(keepends=True)
-    shell.path("patches.jsonl").write_text("".join(lines[:3]))
+    lines = shell.path("patch.jsonl").read_text().splitlines(keepends=True)
+    shell.path("patch.jsonl").write_text("".join(lines[:3]))
     assert main(["overlap", "--out", run]) == 2
     assert "not from neut to fail" in capsys.readouterr().err
     assert main(["overlap", "--out", run, "--with", sem]) == 0

@@ -50,7 +50,7 @@ def test_a_file_without_other_tasks_is_refused_and_says_what_to_name(
         "--reference-items FILE", str(shell.items)
     )
     assert "has 0 items of other tasks" in said and "takes 16 at least" in said
-    assert not shell.path("scores.jsonl").exists() and not shell.path("ablations.jsonl").exists()
+    assert not shell.path("scores.jsonl").exists() and not shell.path("ablate.jsonl").exists()
 
 
 def test_the_measured_items_in_any_disguise_are_no_reference(shell: Shell) -> None:
