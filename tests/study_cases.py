@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,15 @@ import pandas as pd
 import pytest
 
 from experiments.cli import main
+from experiments.commands import COMMANDS
 from experiments.run.run_folder import EXACT_FLOATS
+from experiments.run.run_study import ItemStudy
+from experiments.run.study import Report
 from mech.load import load_model
 from mech.models.model import Model
+from mech.patching.optimal_constants import fit_constants
 from probes.items.item import Item, dump_items
+from probes.scoring import contrast
 
 FolderFactory = Callable[..., Path]
 ON_ITEMS = (
@@ -103,6 +111,10 @@ def loaded_once(
     return load_model(name, dtype=dtype, device=device, cache_dir=cache_dir, pre=pre)
 
 
+fitted_briefly = partial(fit_constants, steps=8)
+"""`fit_constants` in fewer steps: what a study does with constants does not depend on how good they are."""
+
+
 @dataclass(frozen=True)
 class Said:
     """What a command gave: exit code, lines on stdout and on stderr."""
@@ -117,6 +129,18 @@ class Said:
         for part in parts:
             assert part in self.err[0], (part, self.err[0])
         return self.err[0]
+
+
+@contextmanager
+def rows_alone(*studies: str) -> Iterator[None]:
+    """Let studies that map over units measure them, and make no tables and no report."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in studies:
+            mapped = import_module(COMMANDS[name].module).STUDY
+            assert isinstance(mapped, ItemStudy), f"{name} has no step that makes tables"
+            patch.setitem(vars(mapped), "tables", lambda *_: {})
+            patch.setitem(vars(mapped), "report", lambda *_: Report(""))
+        yield
 
 
 _DONE: dict[tuple[str | bytes, ...], tuple[Said, Path]] = {}
@@ -154,15 +178,21 @@ class Shell:
         assert said.code == 0 and not said.err, said
         return said
 
+    def ran_for_rows(self, study: str, *words: str | Path, out: Path | str = "run") -> Said:
+        """As `ran`, without tables and report, which take most of a small run: for tests of rows and run.json alone."""
+        with rows_alone(study):
+            return self.ran(study, *words, out=out)
+
     def once(self, study: str, *words: str | Path, out: Path | str = "run") -> Said:
         """As `ran`, for a command that several tests begin with: it runs in the first, others get a copy of its folder.
 
-        Not where a test has patched what the command calls, nor for a folder that holds something already.
+        Not where a test has patched what the command calls (but for `three_metrics`), nor for a folder that holds
+        something already.
         """
         folder = self.tmp / out
         assert not folder.exists(), "a copy would be put over what is there"
         typed = (study, *(str(word).replace(str(self.tmp), "") for word in words))
-        key = (*typed, self.items.read_bytes(), self.reference.read_bytes())
+        key = (*typed, *contrast.FORMS, self.items.read_bytes(), self.reference.read_bytes())
         if key in _DONE:
             said, kept = _DONE[key]
             shutil.copytree(kept, folder)
@@ -210,9 +240,14 @@ def shell(
     one_thread: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Shell:
-    """Commands on the tiny Llama, three short items and two short passages of prose."""
+    """Commands on the tiny Llama, three short items, two short passages of prose and constants fitted in few steps.
+
+    Nothing waits for the disk to hold what a test writes.
+    """
     monkeypatch.setenv("BACKFIRE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr("experiments.run.session.load_model", loaded_once)
+    monkeypatch.setattr("experiments.heads.ablation.fit_constants", fitted_briefly)
     monkeypatch.setattr(
         "probes.scoring.text_loss.passages", lambda: ["Rain fell on the hill.", "We ate soup."]
     )
@@ -225,6 +260,13 @@ def shell(
     dump_items(REFERENCE, reference)
     shared = tmp_path_factory.getbasetemp() / "once"
     return Shell(tmp_path, tiny_folder("llama"), items, reference, shared, capsys)
+
+
+@pytest.fixture
+def three_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log p, margin and diverging tokens, none of them per token: half the tables, which are made alike."""
+    for place in ("metric_sums", "contrast"):
+        monkeypatch.setattr(f"probes.scoring.{place}.FORMS", ("logprob", "margin", "diverging"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -30,7 +30,7 @@ def model_of(shell: Shell) -> Model:
 
 
 def test_rows_under_an_ablation_are_those_of_the_intervention(shell: Shell) -> None:
-    shell.ran("probe", "--ablate", HEADS, "--how", "zero")
+    shell.ran_for_rows("probe", "--ablate", HEADS, "--how", "zero")
     engine, change = Engine(model_of(shell)), scale_heads(HeadSet.parse(HEADS), 0.0, "all")
     rows = [
         row
@@ -66,9 +66,9 @@ def test_every_way_of_ablating_agrees_with_full_forwards_and_changes_the_rows(
     how: str, where: str, shell: Shell
 ) -> None:
     words = ["--ablate", HEADS, "--how", how, "--where", where, "--limit", "1", "--conditions", "pre,neut"]
-    shell.ran("probe", *words)
-    shell.ran("probe", *words, "--engine", "reference", out="slow")
-    shell.ran("probe", *words[6:], out="clean")
+    shell.ran_for_rows("probe", *words)
+    shell.ran_for_rows("probe", *words, "--engine", "reference", out="slow")
+    shell.ran_for_rows("probe", *words[6:], out="clean")
     rows, slow, clean = (shell.lines("scores", out) for out in ("run", "slow", "clean"))
     assert [row["id"] for row in rows] == [row["id"] for row in slow]
     for one, other in zip(rows, slow, strict=True):
@@ -91,17 +91,17 @@ def test_scaling_by_one_gives_the_clean_measures(shell: Shell) -> None:
 
 
 def test_a_study_takes_the_arms_that_another_left_and_refuses_others_of_their_name(shell: Shell) -> None:
-    shell.ran("probe", "--ablate", HEADS, "--how", "zero")
+    shell.ran_for_rows("probe", "--ablate", HEADS, "--how", "zero")
     kept = shell.path("scores.jsonl").read_bytes()
     ranked = ["--ablate", "top:2", "--how", "zero", "--conditions", "fail_echo"]
-    shell.ran("manipulations", *ranked, out="ranked")
+    shell.ran_for_rows("manipulations", *ranked, out="ranked")
     shell("decomposition", *ranked[:4], "--by", "copying", out="ranked").sentence(
         "another prompt, action or ablation", "choose another --out"
     )
     shell("probe", "--ablate", "L0H1", "--how", "zero").sentence("other settings", "ablate")
     assert shell.path("scores.jsonl").read_bytes() == kept
-    shell.ran("decomposition", "--ablate", HEADS, "--how", "zero")
-    shell.ran("manipulations", "--ablate", HEADS, "--how", "zero", "--conditions", "fail_echo")
+    shell.ran_for_rows("decomposition", "--ablate", HEADS, "--how", "zero")
+    shell.ran_for_rows("manipulations", "--ablate", HEADS, "--how", "zero", "--conditions", "fail_echo")
     assert shell.path("scores.jsonl").read_bytes().startswith(kept)
 
 

@@ -30,7 +30,7 @@ def _rng(name: str = "") -> np.random.Generator:
 
 
 def test_tables_compare_the_folders_patches_with_scores_and_their_own_transcripts(shell: Shell) -> None:
-    shell.ran("patch", "--k", "2")
+    shell.ran_for_rows("patch", "--k", "2")
     said = shell.ran("agree")
     model = loaded_once(str(shell.model))
     scored = pd.concat([record_attention(Engine(model), item, "neut", load_wording()) for item in ITEMS[:3]])
@@ -75,7 +75,9 @@ def test_tables_compare_the_folders_patches_with_scores_and_their_own_transcript
 
 def test_a_folder_without_patches_of_copy_is_refused(shell: Shell) -> None:
     shell("agree").sentence("There are no patches", "backfire patch")
-    shell.ran("patch", "--k", "2", "--from", "neut", "--to", "fail", "--direction", "noise", "--limit", "1")
+    shell.ran_for_rows(
+        "patch", "--k", "2", "--from", "neut", "--to", "fail", "--direction", "noise", "--limit", "1"
+    )
     shell("agree").sentence("not from pre to neut")
     rows = [{**row, "from": "pre", "to": "neut", "site": "q"} for row in shell.lines("patch")]
     shell.path("patch.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -83,13 +85,15 @@ def test_a_folder_without_patches_of_copy_is_refused(shell: Shell) -> None:
 
 
 def test_transcripts_are_those_that_were_patched_and_no_others(shell: Shell) -> None:
-    shell.ran("patch", "--k", "2", "--limit", "1", "--direction", "noise")
+    shell.ran_for_rows("patch", "--k", "2", "--limit", "1", "--direction", "noise")
     shell("agree", "--seed", "1").sentence("patched under another seed (0, not 1)")
     other = shell.tmp / "other.jsonl"
     dump_items(ITEMS[:2], other)
     shell("agree", "--items", other).sentence("patched under another items")
     shell.ran("agree")
-    shell.ran("patch", "--k", "2", "--limit", "1", "--direction", "noise", "--seed", "1", out="other")
+    shell.ran_for_rows(
+        "patch", "--k", "2", "--limit", "1", "--direction", "noise", "--seed", "1", out="other"
+    )
     shell.ran("agree", "--seed", "1", out="other")
     one, two = (shell.path("agree.csv", out).read_text() for out in ("run", "other"))
     assert one != two  # other random tokens

@@ -48,13 +48,13 @@ def by_label(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_every_arm_has_the_rows_of_a_run_of_its_own(shell: Shell) -> None:
-    shell.ran("probe", *arms(*ARMS.values()))
+    shell.ran_for_rows("probe", *arms(*ARMS.values()), "--limit", "1")
     rows = by_label(shell.lines("scores"))
     assert list(rows)[0] == "none" and set(rows) == {"none", *ARMS}
-    shell.once("probe", out="clean")
+    shell.ran_for_rows("probe", "--limit", "1", out="clean")
     assert rows["none"] == shell.lines("scores", "clean")
     for at, (label, word) in enumerate(ARMS.items()):
-        shell.ran("probe", *arms(word), out=f"alone{at}")
+        shell.ran_for_rows("probe", *arms(word), "--limit", "1", out=f"alone{at}")
         alone = by_label(shell.lines("scores", f"alone{at}"))
         assert alone["none"] == rows["none"]
         assert [row["id"] for row in alone[label]] == [f"{row['id']}|{label}" for row in rows["none"]]
@@ -65,7 +65,8 @@ def test_every_arm_has_the_rows_of_a_run_of_its_own(shell: Shell) -> None:
             assert abs(row["logprob"] - found[row["id"]]["logprob"]) <= NATS
         changed = [abs(a["logprob"] - b["logprob"]) for a, b in zip(alone[label], rows["none"], strict=True)]
         assert max(changed) > 10 * NATS
-    shell.ran("probe", *arms(*ARMS.values()), "--engine", "reference", out="slow")
+    words = ("--limit", "1", "--engine", "reference")
+    shell.ran_for_rows("probe", *arms(*ARMS.values()), *words, out="slow")
     slow = {row["id"]: row for row in shell.lines("scores", "slow")}
     for row in shell.lines("scores"):
         assert abs(row["logprob"] - slow[row["id"]]["logprob"]) <= NATS
@@ -75,7 +76,7 @@ def test_every_arm_has_the_rows_of_a_run_of_its_own(shell: Shell) -> None:
 
 def test_an_arm_has_every_measure_and_the_identity_holds_in_each(shell: Shell) -> None:
     shell.ran("decomposition", *arms("L0H1,L1H3", "L0H1,L1H3@how=zero"))
-    shell.ran("decomposition", out="clean")
+    shell.once("decomposition", out="clean")
     measures = shell.table("measures")
     wide = measures.pivot(index=["ablation", "item_id"], columns="measure", values="value")
     assert len(wide) == 9
@@ -118,7 +119,7 @@ def test_arms_are_paired_with_the_whole_model_and_with_each_other(shell: Shell) 
 
 def test_what_an_arm_is_stands_in_run_json_and_decides_whether_a_run_may_go_on(shell: Shell) -> None:
     words = arms("top:2@how=zero", "random:2")
-    shell.ran("probe", *words)
+    shell.ran_for_rows("probe", *words)
     entry = shell.about("probe")
     about = entry["provenance"]["ablations"]
     assert list(about) == ["top2@zero", "random2"]
@@ -131,9 +132,9 @@ def test_what_an_arm_is_stands_in_run_json_and_decides_whether_a_run_may_go_on(s
     shell("probe", *arms("top:2@how=zero")).sentence("other settings", "ablate")
     shell("probe").sentence("other settings", "ablate")
     before = shell.path("scores.jsonl").read_bytes()
-    shell.ran("probe", *words)
+    shell.ran_for_rows("probe", *words)
     assert shell.path("scores.jsonl").read_bytes() == before
-    longer = shell.ran("probe", *arms("random:top:2"), out="longer")
+    longer = shell.ran_for_rows("probe", *arms("random:top:2"), out="longer")
     assert (
         longer.out
         and shell.about("probe", "longer")["provenance"]["ablations"]["random2"]["heads"]
@@ -143,13 +144,13 @@ def test_what_an_arm_is_stands_in_run_json_and_decides_whether_a_run_may_go_on(s
 
 def test_none_is_the_default_and_always_there(shell: Shell) -> None:
     words = ["--limit", "1", "--reference-items", shell.reference]
-    shell.ran("probe", *words)
+    shell.ran_for_rows("probe", *words)
     config = shell.about("probe")["config"]
     assert config["ablate"] == "none" and "ablations" not in config
     rows = shell.lines("scores")
     assert {row["ablation"] for row in rows} == {"none"} and all(row["id"].count("|") == 2 for row in rows)
-    shell.ran("probe", *words, "--ablate", "none")  # the same run
-    shell.ran("probe", "--limit", "1", *arms("none", "L1H3@how=zero"), out="both")
+    shell.ran_for_rows("probe", *words, "--ablate", "none")  # the same run
+    shell.ran_for_rows("probe", "--limit", "1", *arms("none", "L1H3@how=zero"), out="both")
     assert shell.lines("scores", "both")[: len(rows)] == rows
 
 
@@ -183,11 +184,11 @@ def test_a_run_killed_in_an_item_goes_on_to_the_same_rows(
 
 def test_rows_of_a_group_that_was_written_in_part_are_completed(shell: Shell) -> None:
     words = ["--limit", "1", *arms("L1H3@how=zero@where=candidate", "L0H1@where=candidate")]
-    shell.ran("probe", *words)
+    shell.ran_for_rows("probe", *words)
     whole = shell.path("scores.jsonl").read_bytes()
     lines = whole.splitlines(keepends=True)
     shell.path("scores.jsonl").write_bytes(b"".join(lines[:-7]))
-    shell.ran("probe", *words)
+    shell.ran_for_rows("probe", *words)
     assert shell.path("scores.jsonl").read_bytes() == whole
 
 
@@ -212,7 +213,7 @@ def test_rows_of_a_group_that_was_written_in_part_are_completed(shell: Shell) ->
 )
 def test_an_arm_that_is_mistyped_is_one_sentence(words: list[str], says: str | None, shell: Shell) -> None:
     if says is None:
-        shell.ran("probe", "--limit", "1", "--conditions", "pre", *arms(*words))
+        shell.ran_for_rows("probe", "--limit", "1", "--conditions", "pre", *arms(*words))
         return
     shell("probe", *arms(*words), out="none").sentence("backfire probe: ", says)
     assert not (shell.tmp / "none").exists()

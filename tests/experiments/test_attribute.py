@@ -50,13 +50,13 @@ def test_both_engines_and_a_killed_run_give_the_same_rows(shell: Shell) -> None:
         assert (fast[name] - slow[name]).abs().max() <= NATS
     whole = shell.path("attribute.jsonl").read_bytes()
     shell.path("attribute.jsonl").write_bytes(whole[: len(whole) * 2 // 3])
-    shell.ran("attribute", *WORDS)
+    shell.ran_for_rows("attribute", *WORDS)
     assert shell.path("attribute.jsonl").read_bytes() == whole
 
 
 def test_exact_effects_that_direct_has_kept_are_taken_and_are_those_of_a_sweep(shell: Shell) -> None:
     shell.once("attribute", *WORDS, out="alone")
-    shell.ran("direct", "--limit", "1")
+    shell.ran_for_rows("direct", "--limit", "1")
     said = shell.ran("attribute", *WORDS)
     assert any("exact effects of 2 rows" in line for line in said.out)
     assert shell.about("attribute")["extra"]["from_direct"] == 2
@@ -69,7 +69,7 @@ def test_exact_effects_that_direct_has_kept_are_taken_and_are_those_of_a_sweep(s
 
 @pytest.mark.parametrize("what", ["wording", "engine", "delta", "pair"])
 def test_totals_of_other_runs_are_not_taken(shell: Shell, what: str) -> None:
-    shell.ran("direct", "--limit", "1", *(["--from", "neut_matched"] if what == "pair" else []))
+    shell.ran_for_rows("direct", "--limit", "1", *(["--from", "neut_matched"] if what == "pair" else []))
     words = [*WORDS, *(["--engine", "reference"] if what == "engine" else [])]
     if what == "wording":
         about = json.loads(shell.path("run.json").read_text())
@@ -79,7 +79,7 @@ def test_totals_of_other_runs_are_not_taken(shell: Shell, what: str) -> None:
         rows = shell.lines("direct")
         rows[0]["delta"]["failed"] += 0.01
         shell.path("direct.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    shell.ran("attribute", *words)
+    shell.ran_for_rows("attribute", *words)
     assert shell.about("attribute")["extra"]["from_direct"] == (1 if what == "delta" else 0)
 
 

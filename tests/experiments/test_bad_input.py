@@ -118,7 +118,7 @@ def test_a_transcript_longer_than_the_learned_positions_is_refused(
         )
         said.sentence("tokens, and", f"knows {N_POSITIONS} positions")
     words = ["--items", shell.tmp / "long.jsonl", "--conditions", "pre"]
-    shell.ran("probe", "--model", tiny_folder("llama"), *words, out="rotary")
+    shell.ran_for_rows("probe", "--model", tiny_folder("llama"), *words, out="rotary")
 
 
 def item_lines(count: int, folder: Path) -> list[str]:
@@ -192,7 +192,7 @@ def test_a_cache_folder_that_cannot_be_made_is_one_sentence(shell: Shell) -> Non
     (shell.tmp / "file").write_text("x")
     for place in ("file/cache", "file"):
         shell("probe", "--cache", shell.tmp / place).sentence("cache folder", "cannot be written")
-    shell.ran("probe")  # nothing of it stands in the way
+    shell.ran_for_rows("probe")  # nothing of it stands in the way
     assert len(shell.lines("scores")) == 3 * (5 * 2 + 2 * 2)
 
 
@@ -221,7 +221,7 @@ def disk_of(size: int) -> Iterator[None]:
 
 
 def test_a_full_disk_keeps_the_rows_so_far_and_the_run_goes_on_from_there(shell: Shell) -> None:
-    shell.ran("probe", out="whole")
+    shell.once("probe", out="whole")
     whole = shell.path("scores.jsonl", "whole").read_bytes()
     first = b"".join(whole.splitlines(keepends=True)[:14])
     with disk_of(len(first) + 100):
@@ -243,8 +243,8 @@ def test_a_full_cache_disk_is_one_sentence_and_leaves_no_part_of_an_entry(shell:
         for file in cache.rglob("*")
         if file.is_file()
     )
-    shell.ran("probe", "--cache", cache)
-    shell.ran("probe", out="clean")
+    shell.ran_for_rows("probe", "--cache", cache)
+    shell.ran_for_rows("probe", out="clean")
     assert shell.path("scores.jsonl").read_bytes() == shell.path("scores.jsonl", "clean").read_bytes()
 
 
@@ -256,7 +256,7 @@ def test_a_model_whose_cache_check_fails_is_refused_by_name(
     def ignore_cache(self: Any, k: torch.Tensor, v: torch.Tensor, **kwargs: Any) -> tuple[Any, Any]:
         return k, v
 
-    shell.ran("probe")
+    shell.ran_for_rows("probe")
     before = contents(shell.tmp / "run")
     monkeypatch.setattr(AttentionBridge, "_update_kv_cache", ignore_cache)
     monkeypatch.setattr("experiments.run.session.load_model", load_model)
@@ -299,7 +299,7 @@ def test_a_run_in_progress_is_not_joined(done: Shell) -> None:
 
 
 def test_a_row_file_with_a_broken_line_is_named_and_not_cut(shell: Shell) -> None:
-    shell.ran("probe")
+    shell.once("probe")
     path = shell.path("scores.jsonl")
     lines = path.read_bytes().splitlines(keepends=True)
     broken = b"".join([*lines[:4], lines[4][:50] + b"\n", *lines[5:]])

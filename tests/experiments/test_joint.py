@@ -29,7 +29,7 @@ from probes.prompts.wording import load_wording
 from probes.scoring.contrast import FORMS, contrast_of
 from probes.scoring.metric_sums import metrics_of
 from tests.mech_cases import FolderFactory, one_thread  # noqa: F401 - a fixture
-from tests.study_cases import ITEMS, Shell, loaded_once, shell  # noqa: F401 - a fixture
+from tests.study_cases import ITEMS, Shell, loaded_once, shell, three_metrics  # noqa: F401 - a fixture
 from tests.tolerances import NATS
 
 SHORT = list(ITEMS[:3])
@@ -55,7 +55,7 @@ def rows_of(at: Decision, sets: dict[str, Sets], puts: dict[str, Replacement]) -
 @pytest.mark.usefixtures("few_control_sets")
 def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shell) -> None:
     said = shell.ran("joint", *words(shell))
-    shell.ran("joint", *words(shell, "--engine", "reference"), out="slow")
+    shell.ran_for_rows("joint", *words(shell, "--engine", "reference"), out="slow")
     rows, slow = shell.lines("joint"), shell.lines("joint", "slow")
     assert [row["id"] for row in rows] == [
         f"{one.item_id}|pre>neut|{how}" for one in SHORT for how in METHODS
@@ -227,6 +227,7 @@ def test_a_direction_moves_as_far_and_elsewhere_and_alike_where_runs_share_a_pos
     assert score.total == pytest.approx(at.clean["failed", "neut"].score.total, abs=NATS)
 
 
+@pytest.mark.usefixtures("three_metrics")
 def test_two_pairs_share_a_folder_and_the_ablations_of_the_condition_they_share(shell: Shell) -> None:
     some = words(shell, "--methods", "noise,denoise,mean,resample,knockout")
     shell.once("joint", *some)
@@ -234,7 +235,7 @@ def test_two_pairs_share_a_folder_and_the_ablations_of_the_condition_they_share(
     said = shell.ran("joint", *some, "--from", "neut_other", "--metric", "margin")
     both = shell.lines("joint")
     assert both[: len(first)] == first and any("neut_other → neut, margin" in line for line in said.out)
-    shell.ran("joint", *some, "--from", "neut_other", out="alone")
+    shell.ran_for_rows("joint", *some, "--from", "neut_other", out="alone")
     alone = {row["id"]: row for row in shell.lines("joint", "alone")}
     for row in both[len(first) :]:
         for key, values in row["under"].items():
@@ -250,7 +251,7 @@ def test_two_pairs_share_a_folder_and_the_ablations_of_the_condition_they_share(
 def test_knockout_needs_a_record_of_the_call_and_other_methods_do_not(shell: Shell) -> None:
     pair = ["--from", "pre", "--to", "abstract"]
     shell("joint", *words(shell, *pair)).sentence("leave it out, with --methods")
-    shell.ran("joint", *words(shell, *pair, "--methods", "noise,denoise,zero"), out="other")
+    shell.ran_for_rows("joint", *words(shell, *pair, "--methods", "noise,denoise,zero"), out="other")
     shell("joint", *words(shell, "--methods", "noise,mein")).sentence("mein")
     shell("joint", *words(shell, "--control-kinds", "random,sinks")).sentence("sinks")
 
@@ -278,6 +279,7 @@ def test_methods_are_asked_of_the_sets_that_the_options_say() -> None:
     assert methods_of("mean,noise") == ("noise", "mean") and methods_of("all") == METHODS
 
 
+@pytest.mark.usefixtures("three_metrics")
 def test_a_killed_run_goes_on_and_other_sets_are_refused(shell: Shell) -> None:
     some = words(shell, "--methods", "noise,denoise,mean,resample,knockout")
     shell.once("joint", *some)
@@ -294,15 +296,15 @@ def test_matched_controls_and_fits_are_made_once_in_a_folder(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds = "random,norm,damage,sink"
-    some = words(shell, "--control-kinds", kinds, "--methods", "mean,optimal")
-    shell.ran("joint", *some)
+    some = words(shell, "--k", "2", "--control-kinds", kinds, "--methods", "mean,optimal", "--limit", "2")
+    shell.ran_for_rows("joint", *some)
     whole, fits = shell.path("joint.jsonl").read_bytes(), shell.path("joint_fits.jsonl").read_bytes()
     about = shell.about("joint")
     assert any(
         "/norm" in label for label in about["provenance"]["sets"]
     )  # these two heads cost nothing: no damage
     assert len(fits.splitlines()) == len(about["extra"]["fitted"]) >= 2
-    shell.ran("joint", *some, "--from", "neut_other", out="alone")
+    shell.ran_for_rows("joint", *some, "--from", "neut_other", out="alone")
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("drawn or fitted again")
@@ -310,9 +312,9 @@ def test_matched_controls_and_fits_are_made_once_in_a_folder(
     for place in ("control_sets.head_norms", "ablation.fit_constants"):
         monkeypatch.setattr(f"experiments.heads.{place}", never)
     shell.path("joint.jsonl").write_bytes(b"")
-    shell.ran("joint", *some)
+    shell.ran_for_rows("joint", *some)
     assert shell.path("joint.jsonl").read_bytes() == whole
-    shell.ran("joint", *some, "--from", "neut_other")
+    shell.ran_for_rows("joint", *some, "--from", "neut_other")
     pair = shell.about("joint neut_other>neut")
     alone = shell.about("joint neut_other>neut", "alone")
     for name in ("sets", "displaced", "ratios", "not_reached"):
@@ -322,28 +324,30 @@ def test_matched_controls_and_fits_are_made_once_in_a_folder(
 
 
 def test_what_other_settings_have_made_is_not_taken(shell: Shell) -> None:
-    some = words(shell, "--control-kinds", "random,norm", "--methods", "mean,optimal", "--limit", "1")
-    shell.ran("joint", *some)
+    one_set = ["--k", "2", "--control-kinds", "random,norm", "--limit", "1"]
+    fitted = words(shell, *one_set, "--methods", "mean,optimal")
+    shell.ran_for_rows("joint", *fitted)
     fits = len(shell.lines("joint_fits"))
     first = shell.about("joint")["provenance"]
+    some = words(shell, *one_set, "--methods", "mean")
     for pair, words_of in (("neut_other", ["--seed", "1"]), ("neut_matched", ["--controls", "3"])):
         other = [*some, "--from", pair, *words_of]
-        shell.ran("joint", *other)
-        shell.ran("joint", *other, out="alone")
+        shell.ran_for_rows("joint", *other)
+        shell.ran_for_rows("joint", *other, out="alone")
         here, alone = (shell.about(f"joint {pair}>neut", out)["provenance"] for out in ("run", "alone"))
         assert here["sets"] == alone["sets"] and here["ratios"] == alone["ratios"]
         assert (
             here["ratios"] != first["ratios"]
         )  # else they would be the same sets, and nothing would be shown
     before = len(shell.lines("joint_fits"))
-    slow = [*some, "--from", "neut_pad", "--engine", "reference"]
-    shell.ran("joint", *slow)
+    slow = [*fitted, "--from", "neut_pad", "--engine", "reference"]
+    shell.ran_for_rows("joint", *slow)
     assert len(shell.lines("joint_fits")) == before + fits  # the other engine fits for itself
 
 
 def test_a_fit_of_other_heads_than_it_names_is_refused(shell: Shell) -> None:
     some = words(shell, "--control-kinds", "none", "--methods", "optimal", "--limit", "1")
-    shell.ran("joint", *some)
+    shell.ran_for_rows("joint", *some)
     rows = shell.lines("joint_fits")
     name, values = next(iter(rows[0]["constants"].items()))
     for changed in ({}, {name: values[:-1]}):

@@ -24,8 +24,8 @@ WORDS = ["--k", "2", "--controls", "1"]
 
 @pytest.mark.usefixtures("few_control_sets")
 def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shell) -> None:
-    said = shell.ran("knockout", *WORDS)
-    shell.ran("knockout", *WORDS, "--engine", "reference", out="slow")
+    said = shell.once("knockout", *WORDS)
+    shell.ran_for_rows("knockout", *WORDS, "--engine", "reference", out="slow")
     rows, slow = shell.lines("knockout"), shell.lines("knockout", "slow")
     assert [row["id"] for row in rows] == [row["id"] for row in slow]
     for one, other in zip(rows, slow, strict=True):
@@ -56,7 +56,7 @@ def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shel
 
 
 def test_other_pairs_and_kinds_of_controls_have_rows_of_their_own(shell: Shell) -> None:
-    shell.ran("knockout", *WORDS)
+    shell.once("knockout", *WORDS)
     first = shell.lines("knockout")
     more = ["--from", "neut_other", "--control-kinds", "random,previous_token,complement", "--control-k", "2"]
     said = shell.ran("knockout", *WORDS, *more, "--metric", "margin")
@@ -71,11 +71,11 @@ def test_other_pairs_and_kinds_of_controls_have_rows_of_their_own(shell: Shell) 
 
 
 def test_a_killed_run_goes_on_and_another_set_is_refused(shell: Shell) -> None:
-    shell.ran("knockout", *WORDS)
+    shell.once("knockout", *WORDS)
     whole = shell.path("knockout.jsonl").read_bytes()
     first = whole.splitlines(keepends=True)
     shell.path("knockout.jsonl").write_bytes(b"".join(first[:5]) + first[5][:20])
-    shell.ran("knockout", *WORDS)
+    shell.ran_for_rows("knockout", *WORDS)
     assert sorted(shell.path("knockout.jsonl").read_bytes().splitlines()) == sorted(whole.splitlines())
     shell("knockout", "--k", "3", "--controls", "1").sentence("other settings")
 

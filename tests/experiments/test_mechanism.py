@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from experiments.mechanism.mechanism_stages import MechanismConfig, Stage, stages
 from experiments.mechanism.mechanism_table import COLUMNS, NAMES, from_joint, markdown
 from experiments.mechanism.workload import Work, leaves, sizes
+from experiments.run.drawing import draw
+from experiments.run.run_study import ItemStudy
 from experiments.run.seeds import stream
 from experiments.run.session import Session
+from figures import write_all
 from mech.engine.engine import Engine
+from mech.errors import InputError
 from probes.items.item import dump_items
 from probes.prompts.wording import load_wording
+from tests.chat_templates import QWEN3, save_form
 from tests.mech_cases import FolderFactory, one_thread  # noqa: F401 - a fixture
-from tests.study_cases import ITEMS, Shell, loaded_once, shell  # noqa: F401 - a fixture
+from tests.study_cases import ITEMS, Shell, loaded_once, rows_alone, shell, three_metrics  # noqa: F401 - a fixture
 
 FAR = {"unrelated_action": "XYZW", "unrelated_observation": "QJVK"}
 
@@ -51,7 +58,7 @@ def planned(shell: Shell, name: str) -> float:
 
 def asked(shell: Shell, study: str, *words: str) -> int:
     """Forwards that the reference path takes for them: one a question."""
-    shell.ran(study, *words, "--engine", "reference")
+    shell.ran_for_rows(study, *words, "--engine", "reference")
     return shell.forwards(study + (" neut_other>neut" if "--from" in words else ""))[0]
 
 
@@ -139,13 +146,28 @@ def test_every_stage_is_a_study_with_options_it_has() -> None:
         assert set(stage.options) <= {option.key for option in stage.study.options}, stage.name
 
 
-def test_the_whole_suite_runs_resumes_and_ends_in_one_table(shell: Shell) -> None:
+def test_the_whole_suite_runs_resumes_and_ends_in_one_table(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, three_metrics: None, shapes_checked: None
+) -> None:
+    """On Qwen3's template, whose last turn is written otherwise: a transcript that ends at the record has another one.
+
+    The figures are laid out from the suite's own tables and not rendered.
+    """
+    drawn: list[set[str]] = []
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "experiments.mechanism.mechanism.draw",
+        lambda out: drawn.append({path.stem for path in write_all(out, say=lambda reason: None)}),
+    )
+    shell = replace(shell, model=save_form(shell.tmp / "qwen3", QWEN3, "qwen3"))
     words = [*WORDS, "--ablated-controls", "1", "--deep", "3", "--few", "3", "--metric", "margin"]
-    words += ["--reference-items", f"4@{shell.reference}"]
+    words += ["--k", "2", "--reference-items", f"4@{shell.reference}"]
     dump_items([replace(one, meta={**one.meta, **FAR}) for one in ITEMS[:3]], shell.items)
     said = shell("mechanism", *words)
     # A model of random weights is dead: the placebos say so, and the suite is done all the same.
     assert said.code == 1 and not said.err and any("placebo: a check fails" in line for line in said.out)
+    assert not any("not done" in line for line in said.out), said
+    assert {"heads", "patch", "joint", "layers", "path", "attribute"} <= drawn[0]
     table = shell.table("mechanism")
     assert tuple(table.columns) == COLUMNS
     assert set(zip(table["method"], table["where"], strict=True)) == set(NAMES) - {
@@ -167,5 +189,19 @@ def test_the_whole_suite_runs_resumes_and_ends_in_one_table(shell: Shell) -> Non
     about = shell.about("mechanism")
     assert set(about["extra"]["seconds"]) == set(about["extra"]["planned_seconds"])
     before = {name: shell.path(name).read_bytes() for name in ("mechanism.csv", "joint.jsonl")}
-    assert shell("mechanism", *words).code == 1
+    mapped = {stage.study.name for stage in stages(SMALL) if isinstance(stage.study, ItemStudy)}
+    with rows_alone(*mapped):  # their tables are there
+        assert not shell("mechanism", *words).err
     assert {name: shell.path(name).read_bytes() for name in before} == before
+
+
+def test_figures_are_drawn_in_a_process_that_says_what_it_cannot_draw(tmp_path: Path) -> None:
+    heads = pd.DataFrame({"layer": [0, 1], "head": 0, "prefix_matching": [0.2, 0.6]})
+    heads.to_csv(tmp_path / "heads.csv", index=False)
+    draw(tmp_path)
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        f"heads.{ending}" for ending in ("png", "pdf", "csv")
+    }
+    heads.drop(columns="head").to_csv(tmp_path / "heads.csv", index=False)
+    with pytest.raises(InputError, match="figures could not be drawn: .*heads.csv lacks the column head"):
+        draw(tmp_path)

@@ -16,9 +16,9 @@ SEM = ["--from", "neut", "--to", "fail", "--k", "2"]
 def test_both_differences_may_stand_in_one_folder_or_in_two(
     shell: Shell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shell.ran("patch", "--k", "2", "--direction", "noise")
-    shell.ran("patch", *SEM, "--direction", "noise")
-    shell.ran("patch", *SEM, "--direction", "noise", out="sem")
+    shell.ran_for_rows("patch", "--k", "2", "--direction", "noise")
+    shell.ran_for_rows("patch", *SEM, "--direction", "noise")
+    shell.ran_for_rows("patch", *SEM, "--direction", "noise", out="sem")
     run, sem = str(shell.path("").resolve()), str(shell.path("", "sem").resolve())
     assert main(["overlap", "--out", run]) == 0
     assert "spearman" in capsys.readouterr().out
@@ -35,7 +35,7 @@ def test_both_differences_may_stand_in_one_folder_or_in_two(
     assert main(["overlap", "--out", run, "--with", sem]) == 0
     assert shell.path("overlap.csv").read_bytes() == one
     # Items made under another seed may be other ones, and a patch that was stopped has not all of them.
-    shell.ran("patch", *SEM, "--direction", "noise", "--seed", "7", out="seven")
+    shell.ran_for_rows("patch", *SEM, "--direction", "noise", "--seed", "7", out="seven")
     assert main(["overlap", "--out", run, "--with", str(shell.path("", "seven").resolve())]) == 2
     assert "another seed (0 and 7)" in capsys.readouterr().err
     about = shell.path("run.json", "sem")

@@ -17,7 +17,7 @@ from probes.prompts.wording import load_wording
 from probes.scoring.pair import SITES, LengthMismatch, PatchTask, patched, pattern_columns, shared_positions
 from probes.scoring.score import run_decision_point
 from tests.mech_cases import FolderFactory, assert_scores, one_thread, tiny_model  # noqa: F401
-from tests.study_cases import ITEMS, Shell, contents, shell  # noqa: F401 - a fixture
+from tests.study_cases import ITEMS, Shell, contents, shell, three_metrics  # noqa: F401 - a fixture
 from tests.tolerances import FP64, NATS
 
 WORDING = load_wording()
@@ -92,12 +92,13 @@ def test_positions_that_do_not_correspond_are_refused(tiny_folder: FolderFactory
     assert ITEMS[0].failed_action in text and "call received" in text
 
 
+@pytest.mark.usefixtures("three_metrics")
 def test_one_folder_holds_several_sites_and_pairs(shell: Shell) -> None:
     shell.ran("patch", *QUICK)
     alone = shell.logprob("patch")
-    shell.ran("patch", *QUICK, "--site", "v", "--at", "record", *MATCHED)
-    shell.ran("patch", *QUICK, "--from", "neut", "--to", "fail")
-    shell.ran("patch", *QUICK, "--site", "resid_pre")
+    shell.ran_for_rows("patch", *QUICK, "--site", "v", "--at", "record", *MATCHED)
+    shell.ran_for_rows("patch", *QUICK, "--from", "neut", "--to", "fail")
+    shell.ran_for_rows("patch", *QUICK, "--site", "resid_pre")
     shell.ran("patch", *QUICK, "--site", "pattern")
     names = ["patch", "patch v record neut_matched>neut", "patch z candidate neut>fail"]
     assert [shell.about(name)["done"] for name in names] == [True] * 3
@@ -160,6 +161,7 @@ def test_items_of_unequal_length_are_left_out_by_name(shell: Shell, monkeypatch:
     assert set(shell.logprob("patch_effects")["item_id"]) == {"garden-1", "garden-2"}
 
 
+@pytest.mark.usefixtures("three_metrics")
 def test_a_screen_patches_the_heads_of_largest_pooled_estimate_and_says_what_it_left(shell: Shell) -> None:
     words = ["--k", "2", "--direction", "noise", "--limit", "2"]
     said = shell.ran("patch", *words, "--screen", "attribution:3")
@@ -188,8 +190,9 @@ def test_a_screen_patches_the_heads_of_largest_pooled_estimate_and_says_what_it_
     assert shell.logprob("patch_estimates").groupby(["from", "to"])["patched"].sum().tolist() == [3, 3]
 
 
+@pytest.mark.usefixtures("three_metrics")
 def test_direct_effects_add_up_and_name_their_roles(shell: Shell) -> None:
-    shell.ran("direct", "--limit", "2")
+    shell.ran_for_rows("direct", "--limit", "2")
     shell.ran("direct", "--from", "neut", "--to", "fail", "--limit", "1")
     table = shell.logprob("direct")
     copy = table[table["to"] == "neut"]
@@ -203,6 +206,7 @@ def test_direct_effects_add_up_and_name_their_roles(shell: Shell) -> None:
     assert (heads["direct_share"] - heads["total_share"]).abs().max() > 1e-3
 
 
+@pytest.mark.usefixtures("three_metrics")
 def test_layers_are_those_of_patch_and_end_in_the_whole_answer(shell: Shell) -> None:
     shell.ran("layers", "--limit", "2")
     shell.ran("patch", "--k", "2", "--site", "mlp_out", "--limit", "2")
@@ -257,7 +261,7 @@ def test_a_path_without_another_task_has_no_mean(shell: Shell) -> None:
     ids.write_text('["garden-0", "garden-1"]')
     words = ["--ids", ids, "--senders", "2", "--receivers", "4", "--controls", "1"]
     shell("path", *words).sentence("items of two tasks", "--how zero")
-    assert shell.ran("path", *words, "--how", "zero").code == 0
+    assert shell.ran_for_rows("path", *words, "--how", "zero").code == 0
 
 
 @pytest.mark.parametrize(
@@ -274,6 +278,7 @@ def test_a_path_without_another_task_has_no_mean(shell: Shell) -> None:
         ),
     ],
 )
+@pytest.mark.usefixtures("three_metrics")
 def test_a_torn_run_goes_on_to_the_same_bytes(study: str, name: str, words: list[str], shell: Shell) -> None:
     shell.ran(study, *words)
     whole = contents(shell.tmp / "run")
@@ -334,8 +339,8 @@ def test_a_screen_by_another_metric_is_another_setting_and_ranks_by_its_estimate
     assert largest["patched"].all() and estimates["patched"].sum() == 3
     shell("patch", *words).sentence("other settings: screen_metric")
     # Without a screen the metric is what is shown, and nothing else.
-    shell.ran("patch", *words[:-2], "--metric", "margin", out="whole")
-    shell.ran("patch", *words[:-2], out="whole")
+    shell.ran_for_rows("patch", *words[:-2], "--metric", "margin", out="whole")
+    shell.ran_for_rows("patch", *words[:-2], out="whole")
 
 
 def test_templates_as_clusters_relabel_tables_and_not_rows(shell: Shell) -> None:

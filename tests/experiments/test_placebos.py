@@ -90,7 +90,7 @@ def test_every_placebo_behaves_on_an_induction_model(shell: Shell, monkeypatch: 
     # Resumed: nothing is measured again, not even the placebo model is made.
     monkeypatch.setattr("experiments.run.session.load_redrawn", lambda *_, **__: pytest.fail("made again"))
     before = shell.path("placebo.jsonl").read_bytes()
-    shell.ran("placebo", *words)
+    shell.ran_for_rows("placebo", *words)
     assert shell.path("placebo.jsonl").read_bytes() == before
     # Two clusters have no interval: nothing is shown, and that is what is said.
     few = shell("placebo", *words, "--cluster", "template")
@@ -371,9 +371,9 @@ def test_a_placebo_without_power_passes_nothing_and_says_what_it_would_have_foun
     ],
 )
 def test_what_must_fail_fails(what: str, changed: dict[str, dict[str, list[float]]]) -> None:
+    """Each of these passes as it is: test_numbers_are_ratios_of_sums_and_all_pass."""
     found = verdicts(**changed)
     assert not found.loc[what, "passed"]
-    assert verdicts().loc[what, "passed"]
 
 
 def test_a_placebo_that_finds_something_and_a_dead_counterpart_are_told_apart() -> None:

@@ -66,13 +66,13 @@ def test_the_measured_items_in_any_disguise_are_no_reference(shell: Shell) -> No
     said = shell("ablate", *HEADS, "--reference-items", file).sentence(str(file))
     assert "has 3 different contexts of other tasks" in said and f"takes {MIN_REFERENCE} at least" in said
     dump_items([*disguised, REFERENCE[-1]], file)
-    shell.ran("ablate", *HEADS, "--reference-items", f"4@{file}")
+    shell.ran_for_rows("ablate", *HEADS, "--reference-items", f"4@{file}")
     reference = shell.about("ablate")["provenance"]["mean_reference"]
     assert sorted(reference["items"]) == [one.item_id for one in REFERENCE]
 
 
 def test_a_run_records_its_reference_set_and_is_not_resumed_under_another(shell: Shell) -> None:
-    shell.ran("ablate", *HEADS, "--reference-items", f"4@{shell.reference}")
+    shell.ran_for_rows("ablate", *HEADS, "--reference-items", f"4@{shell.reference}")
     entry = shell.about("ablate")
     reference = entry["provenance"]["mean_reference"]
     assert reference["n"] == 4 and reference["file"] == shell.reference.name
@@ -120,7 +120,7 @@ def test_the_option_is_a_number_a_file_or_both() -> None:
 def test_fewer_than_the_least_are_enough_where_fewer_are_asked_for(shell: Shell) -> None:
     ids = shell.tmp / "ids"
     ids.write_text(json.dumps(["garden-2"]))
-    shell.ran("ablate", *HEADS, "--ids", ids, "--reference-items", "2")
+    shell.ran_for_rows("ablate", *HEADS, "--ids", ids, "--reference-items", "2")
     found = shell.about("ablate")["provenance"]["mean_reference"]
     assert found["items"] == ["garden-0", "garden-1"] or found["items"] == ["garden-1", "garden-0"]
     shell("ablate", *HEADS, "--ids", ids, "--reference-items", "16", out="more").sentence("has 2 items")

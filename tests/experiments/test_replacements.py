@@ -38,7 +38,7 @@ from probes.prompts.wording import load_wording
 from probes.scoring.roles import position_roles
 from probes.scoring.score import build_queries, score_item
 from tests.mech_cases import FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture
-from tests.study_cases import ITEMS
+from tests.study_cases import ITEMS, fitted_briefly
 from tests.tolerances import FP64
 
 pytestmark = pytest.mark.usefixtures("exact_softmax", "one_thread")
@@ -54,6 +54,7 @@ POOL = [
 def session(tiny_folder: FolderFactory, monkeypatch: pytest.MonkeyPatch) -> Session:
     """Two items on the tiny Llama in float64, and a pool of 36 contexts of other tasks beside theirs."""
     monkeypatch.setattr("experiments.heads.reference_sets.read_pool", lambda args: [*ITEMS, *POOL])
+    monkeypatch.setattr("experiments.heads.ablation.fit_constants", fitted_briefly)
     engine = Engine(tiny_model(tiny_folder, "llama"))
     return Session(engine, list(ITEMS[:2]), WORDING, lambda name: stream(0, name))
 

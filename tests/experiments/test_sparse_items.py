@@ -14,7 +14,7 @@ from experiments.mechanism.ablation_tables import long_draws
 from experiments.mechanism.mechanism_table import from_joint
 from probes.items.item import Item, dump_items, item_line, load_items
 from tests.mech_cases import FolderFactory, one_thread  # noqa: F401 - a fixture
-from tests.study_cases import ITEMS, Shell, item, shell  # noqa: F401 - a fixture
+from tests.study_cases import ITEMS, Shell, item, shell, three_metrics  # noqa: F401 - a fixture
 
 MINIMAL = ("item_id", "env", "task_id", "system_prompt", "goal", "failed_action", "obs_fail", "obs_neutral")
 WHOLE = (*ITEMS, item(4, "grow(plant='yew', cups=)", "grow(plant='yew', cups=1)", "error: cups?"))
@@ -86,9 +86,9 @@ def test_probe_leaves_out_and_names_what_an_item_lacks(sparse: Shell) -> None:
 
 
 def test_an_item_that_lacks_nothing_scores_the_same_beside_sparse_ones(sparse: Shell) -> None:
-    sparse.ran("probe")
+    sparse.ran_for_rows("probe")
     dump_items(WHOLE, sparse.items)
-    sparse.ran("probe", out="whole")
+    sparse.ran_for_rows("probe", out="whole")
     whole = {row["id"]: row for row in sparse.lines("scores", "whole")}
     for row in sparse.lines("scores"):
         if row["item_id"] not in ("garden-1", "garden-2"):
@@ -96,6 +96,7 @@ def test_an_item_that_lacks_nothing_scores_the_same_beside_sparse_ones(sparse: S
 
 
 @pytest.mark.parametrize("kind", ["sparse", "bare"])
+@pytest.mark.usefixtures("three_metrics")
 def test_every_study_runs_on_sparse_items(kind: str, request: pytest.FixtureRequest) -> None:
     shell: Shell = request.getfixturevalue(kind)
     ids = shell.tmp / "ids.json"

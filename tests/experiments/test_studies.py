@@ -44,7 +44,7 @@ from probes.scoring.contrast import FORMS
 from probes.scoring.score import DISTRACTORS_IN, build_queries, run_decision_point, score_item, scored
 from probes.scoring.text_loss import LOSSES
 from tests.mech_cases import FolderFactory, everything_from, one_thread, tiny_model  # noqa: F401 - a fixture
-from tests.study_cases import ITEMS, REFERENCE, Shell, contents, shell  # noqa: F401 - a fixture
+from tests.study_cases import ITEMS, REFERENCE, Shell, contents, shell, three_metrics  # noqa: F401 - a fixture
 from tests.tiny_gguf import write_gguf
 from tests.tolerances import FP64, IDENTITY, NATS
 
@@ -163,6 +163,7 @@ def test_kill_9_in_the_middle_of_a_row_loses_and_doubles_nothing(shell: Shell) -
         ("ablate", "ablate", ["--heads", "top:2", "--controls", "1", "--control-kinds", "random"]),
     ],
 )
+@pytest.mark.usefixtures("three_metrics")
 def test_a_run_goes_on_from_its_last_whole_row(study: str, name: str, words: list[str], shell: Shell) -> None:
     shell.ran(study, *words, "--limit", "2")
     whole = contents(shell.tmp / "run")
@@ -177,7 +178,7 @@ def test_a_run_goes_on_from_its_last_whole_row(study: str, name: str, words: lis
     }
     assert shell.forwards(study)[0] < ran
     done = shell.forwards(study)[0]
-    shell.ran(study, *words, "--limit", "2")
+    shell.ran_for_rows(study, *words, "--limit", "2")
     assert shell.forwards(study)[0] < max(done, 1 if study == "probe" else done)
     assert path.read_bytes() == whole[f"{name}.jsonl"]
 
@@ -213,7 +214,7 @@ def test_a_copy_of_the_same_weights_elsewhere_is_another_setting(shell: Shell) -
 
 def test_patch_takes_from_the_cache_what_probe_kept(shell: Shell) -> None:
     cache, words = shell.tmp / "cache", ["--k", "2", "--limit", "2"]
-    shell.ran("probe", "--limit", "2", "--cache", cache)
+    shell.ran_for_rows("probe", "--limit", "2", "--cache", cache)
     shell.ran("patch", *words, out="cold")
     said = shell.ran("patch", *words, "--cache", cache, out="warm")
     (cold_ran, cold_saved), (warm_ran, warm_saved) = (
@@ -243,9 +244,11 @@ def test_a_second_probe_on_the_cache_runs_nothing(shell: Shell) -> None:
 def test_probe_keeps_the_further_hooks_it_is_told_to(shell: Shell) -> None:
     cache = shell.tmp / "cache"
     words = ["--limit", "1", "--conditions", "pre,neut", "--cache", str(cache)]
-    shell.ran("probe", *words)
-    shell.ran("probe", *words, "--keep", "hook_mlp_out,attn.hook_pattern")  # the same run: nothing but a wish
-    shell.ran("probe", *words, "--keep", "hook_mlp_out,attn.hook_pattern", out="again")
+    shell.ran_for_rows("probe", *words)
+    shell.ran_for_rows(
+        "probe", *words, "--keep", "hook_mlp_out,attn.hook_pattern"
+    )  # the same run: nothing but a wish
+    shell.ran_for_rows("probe", *words, "--keep", "hook_mlp_out,attn.hook_pattern", out="again")
     assert shell.forwards("probe")[0] == 2 and shell.forwards("probe", "again")[0] == 0
     engine = Engine(tiny_model_of(shell), cache_dir=cache)
     run = run_decision_point(
@@ -265,7 +268,7 @@ def tiny_model_of(shell: Shell) -> Any:
 def test_a_stale_or_foreign_entry_is_refused(how: str, shell: Shell, tiny_folder: FolderFactory) -> None:
     cache = shell.tmp / "cache"
     words = ["--limit", "1", "--k", "2", "--direction", "noise", "--cache", str(cache)]
-    shell.ran("probe", "--limit", "1", "--conditions", "pre,neut", "--cache", cache)
+    shell.ran_for_rows("probe", "--limit", "1", "--conditions", "pre,neut", "--cache", cache)
     runs = sorted(cache.rglob("run-*.safetensors"))
     assert len(runs) == 2
     if how == "foreign":
@@ -277,13 +280,13 @@ def test_a_stale_or_foreign_entry_is_refused(how: str, shell: Shell, tiny_folder
             file.write_bytes(file.read_bytes()[:-40])
     else:
         other_model = tiny_folder("llama", seed=1)
-        shell.ran(
+        shell.ran_for_rows(
             "patch", *words, "--model", other_model, out="other"
         )  # has its own entries in the same folder
         [theirs] = {file.parent for file in cache.rglob("run-*")} - {runs[0].parent}
         for entry in theirs.iterdir():
             entry.rename(runs[0].parent / entry.name)
-        found = shell.ran("patch", *words)  # the name says whose it is, so it is not even looked at
+        found = shell.ran_for_rows("patch", *words)  # the name says whose it is, so it is not even looked at
         assert "saved by the cache: 3" in "\n".join(found.out)
         return
     said = shell("patch", *words)
@@ -416,7 +419,7 @@ def test_one_direction_writes_only_that_one(shell: Shell) -> None:
 
 
 def test_the_slow_engine_patches_to_the_same_effects(patched: Shell) -> None:
-    patched.ran("patch", "--k", "2,5", "--engine", "reference", out="slow")
+    patched.ran_for_rows("patch", "--k", "2,5", "--engine", "reference", out="slow")
     pairs = list(zip(patched.lines("patch"), patched.lines("patch", "slow"), strict=True))
     assert pairs
     for one, other in pairs:
@@ -433,7 +436,7 @@ def test_a_run_does_not_go_on_with_other_head_sets_than_it_began_with(shell: She
         "ablate": ["--heads", "top:2", "--controls", "1", "--limit", "1"],
     }
     for study in words:
-        shell.ran(study, *words[study])
+        shell.ran_for_rows(study, *words[study])
     shell.ran("heads", "--seed", "1", "--top", "2")  # the table that rankings are read from is another now
     before = contents(shell.tmp / "run")
     for study in words:
@@ -457,7 +460,7 @@ def test_heads_freezes_the_best_and_later_studies_read_them(shell: Shell) -> Non
     }
     assert f"selected {heads}" in said.out
     assert shell.about("heads")["extra"] == {"head_set_sha256": heads.sha256}
-    shell.ran(
+    shell.ran_for_rows(
         "ablate",
         "--heads",
         "top:3",
@@ -572,7 +575,7 @@ def test_fewer_controls_than_asked_for_are_all_there_are(shell: Shell) -> None:
 
 
 def test_a_selected_layer_without_room_is_controlled_from_its_neighbours_and_counted(shell: Shell) -> None:
-    shell.ran(
+    shell.ran_for_rows(
         "ablate", "--heads", "L1H0,L1H1,L1H2", "--controls", "1", "--limit", "1", "--how", "zero", *RANDOM
     )
     provenance = shell.about("ablate")["provenance"]
@@ -596,8 +599,8 @@ def test_ablated_rows_are_those_of_full_forwards_under_the_same_intervention(how
     words = ["--heads", "L0H2,L1H1", "--how", how, "--controls", "1", "--limit", "1", "--draws", "3", *RANDOM]
     if how == "optimal":  # fitted at the action positions, and refused elsewhere
         words += ["--where", "candidate"]
-    shell.ran("ablate", *words)
-    shell.ran("ablate", *words, "--engine", "reference", out="slow")
+    shell.ran_for_rows("ablate", *words)
+    shell.ran_for_rows("ablate", *words, "--engine", "reference", out="slow")
     rows, slow = shell.lines("ablate"), shell.lines("ablate", "slow")
     assert [row["id"] for row in rows] == [row["id"] for row in slow]
     for one, other in zip(rows, slow, strict=True):
@@ -623,6 +626,7 @@ def test_ablated_rows_are_those_of_full_forwards_under_the_same_intervention(how
     assert texts == expected
 
 
+@pytest.mark.usefixtures("three_metrics")
 def test_several_ways_share_the_whole_model_and_one_reference(shell: Shell) -> None:
     words = [
         "--heads",
@@ -713,7 +717,7 @@ def test_the_mean_is_taken_over_other_tasks_and_says_so(shell: Shell) -> None:
     dump_items(ITEMS, shell.items)
     ids = shell.tmp / "ids.json"
     ids.write_text('["garden-2"]')  # the others of its task: garden-3
-    shell.ran("ablate", "--heads", "L0H0", "--ids", ids, "--controls", "1", "--reference-items", "2")
+    shell.ran_for_rows("ablate", "--heads", "L0H0", "--ids", ids, "--controls", "1", "--reference-items", "2")
     reference = shell.about("ablate")["provenance"]["replacements"]["mean"]
     assert sorted(reference["items"]) == ["garden-0", "garden-1"]
     session = replace(session_of(shell), items=[ITEMS[2]])

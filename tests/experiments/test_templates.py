@@ -51,7 +51,7 @@ def tool_wording(folder: Path, role: str = "tool") -> Path:
 
 
 def test_no_field_of_an_item_makes_a_special_token_unless_that_is_asked_for(spelling: Shell) -> None:
-    spelling.ran("probe", "--conditions", "all", "--distractors", "everywhere")
+    spelling.ran_for_rows("probe", "--conditions", "all", "--distractors", "everywhere")
     rows = spelling.lines("scores")
     for row in rows:
         assert min(row["token_ids"]) > 4, row["id"]
@@ -63,7 +63,7 @@ def test_no_field_of_an_item_makes_a_special_token_unless_that_is_asked_for(spel
         ("garden-2", row["condition"], "gold") in noted for row in rows if row["item_id"] == "garden-2"
     )
     spelling("probe", "--conditions", "all", "--allow-special-in-content").sentence("other settings")
-    spelling.ran("probe", "--conditions", "core", "--allow-special-in-content", out="allowed")
+    spelling.ran_for_rows("probe", "--conditions", "core", "--allow-special-in-content", out="allowed")
     allowed = {row["id"]: row for row in spelling.lines("scores", "allowed")}
     action = allowed["garden-0|pre|failed"]
     assert {3, 4} <= set(action["token_ids"]) and "allowed" in action["notes"][0]
@@ -82,20 +82,22 @@ def test_studies_of_the_record_take_such_items(study: str, spelling: Shell) -> N
         "joint": ("--k", "1", "--controls", "1", "--ablation-controls", "1"),
         "path": ("--controls", "1", "--how", "zero", "--senders", "2", "--receivers", "2"),
     }
-    spelling.ran(study, *more[study])
+    spelling.ran_for_rows(study, *more[study])
 
 
 def test_studies_without_score_rows_record_what_their_transcripts_hold(spelling: Shell) -> None:
-    spelling.ran("attribute")
+    spelling.ran_for_rows("attribute")
     notes = spelling.about("attribute")["provenance"]["notes"]
     assert any("spells" in note and "garden-0" in ids for note, ids in notes.items())
 
 
 def test_observations_may_be_tool_turns_where_the_template_knows_them(shell: Shell) -> None:
     qwen = dataclasses.replace(shell, model=save_form(shell.tmp / "qwen3", QWEN3))
-    qwen.ran("probe", "--wording", tool_wording(shell.tmp))
+    qwen.ran_for_rows("probe", "--wording", tool_wording(shell.tmp))
     assert len(qwen.lines("scores")) and all(row["notes"] == [] for row in qwen.lines("scores"))
-    qwen.ran("knockout", "--k", "1", "--controls", "1", "--wording", tool_wording(shell.tmp), out="knockout")
+    qwen.ran_for_rows(
+        "knockout", "--k", "1", "--controls", "1", "--wording", tool_wording(shell.tmp), out="knockout"
+    )
 
 
 @pytest.mark.parametrize("study", ["probe", "knockout", "bench", "rollout"])
@@ -152,14 +154,3 @@ def test_tool_turns_in_a_rollout(shell: Shell) -> None:
     phrases: Phrases = dataclasses.replace(PHRASES, observation_role="tool")
     request = write(HARNESSES["abstract"], shed, task, [Past("x()", "no", "no_such_tool", "x")], phrases)
     assert "<turn>tool\n(try 1: x failed, no_such_tool)<end>" in render(model, list(request.messages)).text
-
-
-def test_the_whole_suite_runs_on_the_template_of_qwen3(shell: Shell) -> None:
-    """The stages that look at the record stopped here: the last turn of a transcript that ends there is another one."""
-    dump_items([dataclasses.replace(one, meta=FAR) for one in ITEMS[:3]], shell.items)
-    qwen = dataclasses.replace(shell, model=save_form(shell.tmp / "qwen3", QWEN3, "qwen3"))
-    words = ["--k", "1", "--controls", "1", "--ablation-controls", "1", "--ablated-controls", "1"]
-    said = qwen("mechanism", *words, "--deep", "3", "--few", "3")
-    assert not said.err and not any("not done" in line for line in said.out), said
-    assert "knockout" in set(qwen.table("mechanism")["method"])
-    assert {"z", "pattern", "k", "v"} == set(qwen.table("patch")["site"])

@@ -146,7 +146,7 @@ def test_a_run_with_this_table_alone_has_the_figure_with_its_three_files(tmp_pat
     assert [path.name for path in written] == [f"attribute.{end}" for end in ("png", "pdf", "csv")]
     assert not any("figure attribute:" in line for line in said)
     pixels = imread(written[0])
-    assert pixels.shape[1] == round(style.WIDTH * 220) and pixels[..., :3].min() < 0.2
+    assert pixels.shape[1] == round(style.WIDTH * 60) and pixels[..., :3].min() < 0.3
     numbers = pd.read_csv(written[2])
     assert len(numbers) == 2 * (N_LAYERS * N_HEADS + N_LAYERS) and set(numbers["site"]) == {"z", "mlp_out"}
     before = [path.read_bytes() for path in written]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from figures import FigureError, style, write_all
@@ -49,9 +52,21 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_figure_is_a_picture_with_ink_and_a_pdf(name: str, drawn: Path) -> None:
     pixels = imread(drawn / "figures" / f"{name}.png")
-    assert pixels.shape[1] == round(style.WIDTH * 220)
-    assert pixels[..., :3].min() < 0.2 < 0.95 < pixels[..., :3].max()
+    assert pixels.shape[1] == round(style.WIDTH * 60)
+    assert pixels[..., :3].min() < 0.3 < 0.95 < pixels[..., :3].max()
     assert (drawn / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF-")
+
+
+def test_a_figure_has_pixels_for_print_and_letters_that_can_be_selected(
+    quick_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the figures' own settings, and to the byte again."""
+    monkeypatch.setattr(style, "_SETTINGS", quick_settings)
+    run = write_run(tmp_path)
+    before = {path.name: path.read_bytes() for path in draw_ablate(run)}
+    assert imread(run / "figures" / "ablate.png").shape[1] == round(style.WIDTH * 220)
+    assert b"/CIDFontType2" in before["ablate.pdf"] and b"/Type3" not in before["ablate.pdf"]
+    assert {path.name: path.read_bytes() for path in draw_ablate(run)} == before
 
 
 def numbers(run: Path, name: str) -> pd.DataFrame:
@@ -184,8 +199,15 @@ def test_one_direction_one_item_and_a_tall_model_are_drawn_too(tmp_path: Path) -
     assert {path.stem for path in written} == {"heads", "patch", "patch_by_score"}
 
 
-def test_another_metric_draws_its_own_numbers_and_says_so(tmp_path: Path) -> None:
-    run = write_run(tmp_path)
+def test_another_metric_draws_its_own_numbers_and_says_so(
+    drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shutil.copytree(drawn, tmp_path / "run")
+    with_a_metric = {"heads", "patch", "patch_redundancy", "layers", "direct", "path", "attribute", "agree"}
+    for table in run.glob("*.csv"):
+        if table.stem not in with_a_metric:
+            table.unlink()
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)  # the numbers alone
     names = (
         "patch",
         "patch_by_score",
@@ -194,10 +216,12 @@ def test_another_metric_draws_its_own_numbers_and_says_so(tmp_path: Path) -> Non
         "direct",
         "path",
     )
-    shown = {}
-    for metric in ("logprob", "margin"):
-        write_all(run, say=lambda reason: None, metric=metric)
-        shown[metric] = {name: numbers(run, name) for name in (*names, "attribute", "agree")}
+    write_all(run, say=lambda reason: None, metric="margin")
+    read = (*names, "attribute", "agree")
+    shown = {
+        metric: {name: numbers(folder, name) for name in read}
+        for metric, folder in (("logprob", drawn), ("margin", run))
+    }
     for name in names:
         one, other = (shown[metric][name] for metric in ("logprob", "margin"))
         columns = [column for column in one.columns if column.endswith("share")]

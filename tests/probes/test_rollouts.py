@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -303,12 +304,20 @@ def test_loops_of_one_arm_against_none_of_the_other_are_mcnemars_exact_test(
 
 def _with_controls(n_controls: int, repeating: int) -> pd.DataFrame:
     """12 tasks: verbatim loops in all, knockout in none, `repeating` of the random arms in none, the others in all."""
-    arms = {"verbatim": "aaa", "verbatim/knockout": "abc"}
-    for draw in range(n_controls):
-        arms[f"verbatim/knockout-random{draw}"] = "abc" if draw < repeating else "aaa"
-    return per_rollout(
-        _many({(arm, f"t{task}", 0): said for arm, said in arms.items() for task in range(12)})
-    )
+    loops, moves = (_twelve("verbatim/knockout", said) for said in ("aaa", "abc"))
+    drawn = [
+        (moves if draw < repeating else loops).assign(
+            arm=f"verbatim/knockout-random{draw}", change=f"knockout-random{draw}"
+        )
+        for draw in range(n_controls)
+    ]
+    return pd.concat([_twelve("verbatim", "aaa"), moves, *drawn], ignore_index=True)
+
+
+@cache
+def _twelve(arm: str, said: str) -> pd.DataFrame:
+    """An arm's rollouts of twelve tasks, all with these actions."""
+    return per_rollout(_many({(arm, f"t{task}", 0): said for task in range(12)}))
 
 
 def test_chosen_heads_stand_among_random_sets_on_the_same_rollouts() -> None:
