@@ -29,6 +29,11 @@ COMMANDS: Mapping[str, Command] = {
         "experiments.measure.items",
         "make the environment's decision points and show what is in them",
     ),
+    "import": Command(
+        "measure",
+        "experiments.measure.import_logs",
+        "make decision points of the failed calls in agent logs",
+    ),
     "probe": Command(
         "measure",
         "experiments.measure.probe",
