@@ -45,9 +45,11 @@ def _flat(message: Any) -> Mapping[str, Any] | None:
     if one.get("lc") and isinstance(one.get("kwargs"), Mapping):
         kind = _CLASSES.get(str((listed(one.get("id")) or [""])[-1]))
         return None if kind is None else {**one["kwargs"], "type": kind}
-    if one.get("type") in _ROLES and isinstance(one.get("data"), Mapping):
+    if not isinstance(one.get("type"), str) or one["type"] not in _ROLES:
+        return None
+    if isinstance(one.get("data"), Mapping):
         return {**one["data"], "type": one["type"]}
-    return one if one.get("type") in _ROLES and "content" in one and "role" not in one else None
+    return one if "content" in one and "role" not in one else None
 
 
 def read(records: Iterable[Record]) -> Events:
