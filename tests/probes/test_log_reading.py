@@ -8,6 +8,7 @@ import random
 import zipfile
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -424,6 +425,35 @@ def test_samples_that_this_python_cannot_unpack_name_the_extra(
     assert "backfire[inspect]" in notes[0].why
 
 
+def test_samples_packed_with_zstandard_are_read_by_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = tmp_path / "packed.eval"
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("samples/q7_epoch_1.json", "{}")
+    raw = json.dumps(json.loads((LOGS / "inspect.json").read_text())["samples"][0])
+
+    class Sample:
+        def model_dump_json(self, exclude: set[str]) -> str:
+            return raw
+
+    def sample(path: str, id: str, epoch: int) -> Sample:
+        if id == "torn":
+            raise ValueError("torn")
+        return Sample()
+
+    library = SimpleNamespace(
+        read_eval_log_sample_summaries=lambda path: [
+            SimpleNamespace(id=each, epoch=1) for each in ("q7", "torn")
+        ],
+        read_eval_log_sample=sample,
+    )
+    monkeypatch.setattr(documents, "import_module", lambda name: library)
+    items, notes = imported(packed, settings(), name="inspect.eval")
+    assert items == imported(LOGS / "inspect.eval", settings())[0] and len(items) == 1
+    assert reasons(notes, "record") == ["inspect_ai cannot read it (torn)"]
+
+
 def test_what_no_format_knows_is_skipped_with_every_record() -> None:
     items, notes = imported(of_lines({"x": 1}, 3, {"y": 2}), settings())
     assert items == [] and [note.place for note in notes] == ["line 1", "line 2", "line 3"]
@@ -514,6 +544,15 @@ def test_no_spoilt_log_breaks_its_reader(name: str, tmp_path: Path) -> None:
         accounted(text[: len(text) - rng.choice((0, 0, 5))].encode(), None, tmp_path)
 
     check()
+
+
+@FUZZ
+@given(at=st.integers(0, 1200), put=st.binary(min_size=1, max_size=3))
+def test_no_damage_to_a_zip_file_breaks_the_input(at: int, put: bytes, tmp_path: Path) -> None:
+    raw = (LOGS / "inspect.eval").read_bytes()
+    damaged = tmp_path / "damaged.eval"
+    damaged.write_bytes(raw[:at] + put + raw[at + len(put) :])
+    imported(damaged, settings(), log_format="inspect")
 
 
 @FUZZ

@@ -12,6 +12,7 @@ import io
 import json
 import math
 import zipfile
+import zlib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -26,6 +27,7 @@ MAX_BYTES = 256 * 2**20
 
 _BLANK = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError, KeyError)
 _STARTS = 64  # lines that may be blank before the first that is looked at
 
 
@@ -163,7 +165,7 @@ def _samples(path: str) -> Iterator[Record | Note]:
         return
     try:
         archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError) as error:
+    except _UNREADABLE as error:
         yield skipped("document", "record", f"it is no whole zip file ({error})")
         return
     with archive:
@@ -181,7 +183,7 @@ def _samples(path: str) -> Iterator[Record | Note]:
                 continue
             try:
                 raw = archive.read(one)
-            except (zipfile.BadZipFile, OSError, EOFError) as error:
+            except _UNREADABLE as error:
                 yield skipped(one.filename, "record", f"it cannot be unpacked ({error})")
                 continue
             yield from _parsed(raw, one.filename)
@@ -195,10 +197,20 @@ def _samples_by_library(path: str) -> Iterator[Record | Note]:
         why = "its samples are packed with zstandard: pip install 'backfire[inspect]', or convert it to JSON"
         yield skipped("document", "record", why)
         return
-    for summary in log.read_eval_log_sample_summaries(path):
-        sample = log.read_eval_log_sample(path, id=summary.id, epoch=summary.epoch)
+    try:
+        summaries = log.read_eval_log_sample_summaries(path)
+    except _UNREADABLE as error:
+        yield skipped("document", "record", f"inspect_ai cannot read it ({error})")
+        return
+    for summary in summaries:
         place = f"samples/{summary.id}_epoch_{summary.epoch}.json"
-        yield from _parsed(sample.model_dump_json(exclude={"events"}).encode(), place)
+        try:
+            sample = log.read_eval_log_sample(path, id=summary.id, epoch=summary.epoch)
+            raw = sample.model_dump_json(exclude={"events"}).encode()
+        except _UNREADABLE as error:
+            yield skipped(place, "record", f"inspect_ai cannot read it ({error})")
+            continue
+        yield from _parsed(raw, place)
 
 
 def opened(path: str, standard_input: IO[bytes]) -> IO[bytes]:
