@@ -20,11 +20,12 @@ from mech.errors import InputError
 from probes.items.item import dump_items, load_items
 from probes.items.logs import documents
 from probes.items.logs.counterfactuals import Answers, load_texts
+from probes.items.logs.decision_points import Transcript
 from probes.items.logs.failure import decided, parse_rule, verdict
 from probes.items.logs.formats import FORMATS
 from probes.items.logs.importing import read_log, unique_names
 from probes.items.logs.repeats import repeated, similarity
-from probes.items.logs.transcript import Call, Result
+from probes.items.logs.transcript import Call, Opened, Result, Turn
 from tests.log_cases import LOGS, calls, imported, of_lines, settings
 
 USER = {"role": "user", "content": "Do it."}
@@ -306,6 +307,45 @@ def test_a_context_that_is_too_long_is_skipped_and_never_cut() -> None:
     assert set(reasons(notes, "call")) == {
         "failed, but its context has more than 120 characters (--max-context)"
     }
+
+
+def test_a_turn_whose_own_text_is_too_long_gives_no_item_with_half_a_context() -> None:
+    log = (
+        USER,
+        asked(("a", {"n": 1}), ("b", {"n": 2}), text="x" * 300),
+        FAILED,
+        answered("b", "ok", is_error=False),
+    )
+    for limit, n in ((200, 0), (500, 1)):
+        items, _ = imported(of_lines(*log), settings(max_context=limit))
+        assert len(items) == n and all("x" * 300 in one.prefix_actions[0] for one in items)
+
+
+def test_a_first_line_of_a_claude_code_session_is_no_langchain_message() -> None:
+    system = {"type": "system", "subtype": "note", "content": "x", "sessionId": "s", "uuid": "u"}
+    _, notes = imported(of_lines(system), settings())
+    assert notes[0].why == "format claude-code"
+
+
+def test_calls_in_messages_that_are_read_as_plain_are_reported() -> None:
+    items, notes = imported(of_lines(USER, asked(("a", {})), FAILED), settings(), log_format="plain")
+    assert items == [] and "--format openai" in reasons(notes, "part")[0]
+
+
+def test_texts_of_a_span_with_halves_of_surrogate_pairs_can_be_written(tmp_path: Path) -> None:
+    raw = (LOGS / "otel.jsonl").read_text().replace("unknown city: Oslow", "cut \\\\ud83d")
+    (one,), _ = imported(io.BytesIO(raw.encode()), settings())
+    assert one.obs_fail == "cut \ufffd"
+    dump_items([one], tmp_path / "items.jsonl")
+
+
+def test_a_log_of_one_side_alone_keeps_no_more_than_its_context() -> None:
+    made = Transcript("log", "plain", Opened(), settings(max_context=100))
+    for _ in range(50):
+        assert list(made.add(Turn("user", "line 1", "x" * 10))) == []
+    for _ in range(50):
+        assert list(made.add(Turn("assistant", "line 2", "y" * 10))) == []
+    assert len(made._goal) == 10 and made._step is not None and made._step.texts == []
 
 
 def test_arguments_that_no_item_file_could_hold_are_kept_as_text(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from probes.items.logs.transcript import SKIPPED, Call, Note, Opened, Result, Tu
 ITEM, SUCCEEDED, UNDECIDED = "item", "succeeded", "unknown"
 """What becomes of a call, beside `SKIPPED`."""
 
+_CALLS = 10_000  # of one turn; calls without any result beyond that begin another one
 _SHOWN = 100  # characters of a result that an account of its call shows
 _DEPTH = 32  # of arguments in an item's meta; deeper ones are kept as text
 _OTHER_CALLS = "other_calls"  # of meta: no call of a log is known to be right in another task
@@ -62,13 +63,18 @@ class _Open:
 
 @dataclass
 class _Step:
-    """A turn of the agent, what came back of its calls, and what users said then."""
+    """A turn of the agent, what came back of its calls, and what users said then.
 
+    `before`: characters before it; `cut`: its own text went beyond what is kept.
+    """
+
+    before: int
     key: str | None = None
     texts: list[str] = field(default_factory=list)
     calls: list[_Open] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     answered: bool = False
+    cut: bool = False
 
     def own(self) -> str:
         """The agent's side of the step."""
@@ -114,11 +120,12 @@ class Transcript:
         if turn.role == "assistant":
             if self._step is None or self._begins_another(turn, self._step):
                 yield from self._close()
-                self._step = _Step(turn.key)
+                self._step = _Step(self._length, turn.key)
             step = self._step
-            step.texts += [turn.text] if turn.text.strip() else []
+            step.cut |= not self._keep(step.texts, turn.text)
             for call in turn.calls:
                 self._numbers += 1
+                self._length += len(call.rendered())
                 self._tools.setdefault(call.name)
                 step.calls.append(_Open(call, turn.place, self._numbers))
             for _ in turn.results:
@@ -129,14 +136,12 @@ class Transcript:
         if not turn.text.strip():
             return
         if self._step is not None:
-            self._step.said.append(turn.text)
+            self._keep(self._step.said, turn.text)
             self._step.answered = True
         elif turn.role == "system" and not self._goal:
-            self._system.append(turn.text)
-            self._length += len(turn.text)
+            self._keep(self._system, turn.text)
         else:
-            self._goal.append(turn.text)
-            self._length += len(turn.text)
+            self._keep(self._goal, turn.text)
 
     def end(self) -> Iterator[Note | Item]:
         """End the transcript: the items of all its failed calls, in their order."""
@@ -148,9 +153,20 @@ class Transcript:
             yield item
         self._failures = []
 
+    def _keep(self, texts: list[str], text: str) -> bool:
+        """Put a text into the context unless that is too long by now to be of use; whether nothing of it is lost."""
+        self._length += len(text)
+        if not text.strip():
+            return True
+        if self._length <= self._settings.max_context:
+            texts.append(text)
+            return True
+        return False
+
     def _begins_another(self, turn: Turn, step: _Step) -> bool:
         """Whether an assistant's message is another turn: the other side spoke since, and it has not the same key."""
-        return step.answered and not (turn.key is not None and turn.key == step.key)
+        answered = step.answered or len(step.calls) >= _CALLS
+        return answered and not (turn.key is not None and turn.key == step.key)
 
     def _answer(self, result: Result, place: str) -> Iterator[Note]:
         """Give a result to its call; one without a call is not used, but stays in the context as a text."""
@@ -162,10 +178,11 @@ class Transcript:
             waiting = [one for one in waiting if one.call.name == result.name] or waiting
         if step is None or not waiting:
             yield skipped(place, "result", "no open call that it answers (its text stays in the context)")
-            if step is not None and result.content.strip():
-                step.said.append(result.content)
+            if step is not None:
+                self._keep(step.said, result.content)
         else:
             waiting[0].result = result
+            self._length += len(result.content)
         if step is not None:
             step.answered = True
 
@@ -178,10 +195,9 @@ class Transcript:
         before = len(self._shown)
         for one in step.calls:
             yield from self._judged(one, step, before)
-        own, other = step.own(), step.other()
-        self._length += len(own) + len(other)
         if self._length > self._settings.max_context:
             return
+        own, other = step.own(), step.other()
         if own.strip():
             self._shown.append((own, other))
         elif self._shown:  # an empty turn of the agent: the other side goes on
@@ -221,7 +237,7 @@ class Transcript:
         if not _joined(self._goal) and not self._settings.goal:
             return "no user's message stands before it (--goal TEXT gives one)"
         others = sum(len(text) for text in _beside(one, step))
-        if self._length + others > self._settings.max_context:
+        if step.cut or step.before + others > self._settings.max_context:
             return f"its context has more than {self._settings.max_context} characters (--max-context)"
         return ""
 

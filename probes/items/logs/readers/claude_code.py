@@ -17,10 +17,11 @@ from probes.items.logs.transcript import Events, Opened, Record, skipped
 
 
 def recognises(value: Any) -> bool:
-    """Whether a record is a line of a session with a message."""
-    if not isinstance(value, Mapping) or value.get("type") not in ("user", "assistant"):
+    """Whether a record is a line of a session."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("type"), str):
         return False
-    return isinstance(value.get("message"), Mapping) and bool(_session(value))
+    spoken = value["type"] in ("user", "assistant") and isinstance(value.get("message"), Mapping)
+    return "sessionId" in value or (spoken and "session_id" in value)
 
 
 def read(records: Iterable[Record]) -> Events:

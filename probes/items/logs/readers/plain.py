@@ -41,6 +41,8 @@ def read(records: Iterable[Record]) -> Events:
             yield skipped(place, "message", f"unknown role: {role}")
             continue
         yield from other_parts(message.get("content"), place)
+        if message.get("tool_calls"):
+            yield skipped(place, "part", "tool_calls in a plain message (--format openai reads them)")
         if role == "assistant":
             yield from _alone(held)
             held = each

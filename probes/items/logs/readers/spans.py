@@ -6,12 +6,13 @@ is read to its end before its transcripts are known: the longest conversation of
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mech.input_files import NotJson
 from probes.items.logs.content import listed, mapping, named
+from probes.items.logs.documents import parse
 from probes.items.logs.transcript import Events, Note, Opened, Record, Result, Turn, skipped
 
 
@@ -114,8 +115,8 @@ def as_json(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return parse(value.encode("utf-8", "replace"))[0]
+    except NotJson:
         return None
 
 
@@ -144,6 +145,7 @@ def read_spans(
             found, said = conversation(span), answer(span)
             if said is not None:
                 answers[span.trace, said[0]] = said[1]
+                yield Note(span.place, "span", "used")
             elif found is not None and found[0]:
                 yield _kept(threads, span, found)
             else:
