@@ -28,6 +28,7 @@ from probes.items.logs.repeats import repeated, similarity
 from probes.items.logs.transcript import Call, Opened, Result, Turn
 from tests.log_cases import LOGS, calls, imported, of_lines, settings
 
+FUZZ = trials(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 USER = {"role": "user", "content": "Do it."}
 
 
@@ -135,6 +136,7 @@ def test_the_text_of_the_arguments_tells_exact_from_canonical() -> None:
     assert repeated(call, [Call("t", {"x": 1}, written='{"x": 1}')])[0] == "exact"
 
 
+@FUZZ
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_similarity_is_symmetric_in_its_ends_and_between_none_and_all(left: str, right: str) -> None:
     found = similarity(left, right)
@@ -171,12 +173,13 @@ def test_texts_of_the_log_are_named_and_templates_can_be_forced() -> None:
         *(asked(("a", {"n": 1})), answered("a", "saved", is_error=False)),
         *(asked(("a", {"n": 2})), answered("a", "saved", is_error=False)),
         *(asked(("a", {"n": 3})), FAILED),
+        *(asked(("a", {"n": 4})), answered("a", "saved as 4", is_error=False)),
     )
     texts = load_texts()
     ((one,), _), ((other,), _) = (
         imported(of_lines(*log), settings(counterfactuals=kind)) for kind in ("auto", "template")
     )
-    assert (one.obs_neutral, one.obs_success) == ("saved", "saved")
+    assert (one.obs_neutral, one.obs_success) == ("saved", "saved as 4")
     assert one.env == "log (neutral: log, success: log)" and one.meta["neutral_from"] == "log"
     assert (other.obs_neutral, other.obs_success) == (texts.neutral, texts.success)
     assert other.env == "log (neutral: template, success: template)"
@@ -552,9 +555,6 @@ def accounted(raw: bytes, log_format: str | None, place: Path) -> None:
     if items:
         dump_items(items, place / "items.jsonl")
         assert load_items(place / "items.jsonl") == items
-
-
-FUZZ = trials(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.parametrize("log_format", sorted(FORMATS))

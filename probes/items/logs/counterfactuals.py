@@ -1,6 +1,7 @@
 """What a failed call could have been answered with: from the log by rule, or else a text of a file; origin named.
 
-success   the log's answer of the same tool to the nearest other call that succeeded (the earlier of two as near)
+success   the log's answer of the same tool to the nearest other call that succeeded (the earlier of two as near),
+          unless it is the neutral text
 neutral   a stock answer: a short text that the tool gave to two or more different calls that succeeded in this log,
           the most frequent one. It says nothing of the particular call
 terse, echo   always templates: the failure in a word, and the failure with the call quoted
@@ -110,9 +111,10 @@ class Answers:
         if len(text) <= STOCK_LENGTH and (text in counted or len(counted) < _STOCK):
             counted.setdefault(text, []).append(arguments)
 
-    def success(self, tool: str, number: int, failure: str) -> str | None:
-        """The nearest answer that is not the failure's own text; None where the log has none."""
-        others = [(abs(at - number), at, text) for at, text in self._of_tool.get(tool, ()) if text != failure]
+    def success(self, tool: str, number: int, *others_than: str | None) -> str | None:
+        """The nearest answer that is none of these texts (the failure, the neutral one); None where there is none."""
+        answers = self._of_tool.get(tool, ())
+        others = [(abs(at - number), at, text) for at, text in answers if text not in others_than]
         return min(others)[2] if others else None
 
     def neutral(self, tool: str, failure: str) -> str | None:

@@ -260,7 +260,7 @@ class Transcript:
         neutral = success = None
         if settings.counterfactuals == "auto":
             neutral = self._answers.neutral(tool, result.content)
-            success = self._answers.success(tool, one.number, result.content)
+            success = self._answers.success(tool, one.number, result.content, neutral)
         neutral_from: Origin = "template" if neutral is None else "log"
         success_from: Origin = "template" if success is None else "log"
         pairs = self._shown[: failure.before]
