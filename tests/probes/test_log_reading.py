@@ -342,6 +342,16 @@ def test_texts_of_a_span_with_halves_of_surrogate_pairs_can_be_written(tmp_path:
     dump_items([one], tmp_path / "items.jsonl")
 
 
+def test_the_last_call_of_a_trace_is_answered_by_the_span_of_its_tool() -> None:
+    first, second = map(json.loads, (LOGS / "otel.jsonl").read_text().splitlines()[:2])
+    (span,) = second["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    _, notes = imported(of_lines(first, second), settings())
+    assert reasons(notes, "call") == ["no result in the log"]
+    span["attributes"].append({"key": "gen_ai.tool.call.result", "value": {"stringValue": "no such city"}})
+    (one,), _ = imported(of_lines(first, second), settings())
+    assert (one.obs_fail, one.meta["repeated_next"]) == ("no such city", "unknown")
+
+
 def test_a_log_of_one_side_alone_keeps_no_more_than_its_context() -> None:
     made = Transcript("log", "plain", Opened(), settings(max_context=100))
     for _ in range(50):
@@ -416,6 +426,22 @@ def test_a_torn_first_line_and_a_torn_document_are_told_apart() -> None:
     whole = json.dumps([USER], indent=1)
     items, notes = imported(io.BytesIO(whole[:-3].encode()), settings())
     assert items == [] and notes[0].place == "document" and "no JSON" in notes[0].why
+
+
+def test_documents_that_stand_one_behind_another_are_all_read() -> None:
+    spans = [
+        span
+        for line in (LOGS / "otel.jsonl").read_text().splitlines()
+        for span in json.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    ]
+    text = "\n".join(json.dumps(span, indent=4) for span in spans)
+    items, notes = imported(io.BytesIO(text.encode()), settings(), name="otel.jsonl")
+    (wanted,), _ = imported(LOGS / "otel.jsonl", settings())
+    assert [one.prefix_actions for one in items] == [wanted.prefix_actions] and items[0].goal == wanted.goal
+    assert items[0].meta["place"].startswith("document 5, ")
+    items, notes = imported(io.BytesIO(text[:-9].encode()), settings())
+    torn = [note.place for note in notes if note.what == "record" and note.fate == "skipped"]
+    assert len(items) == 1 and torn == ["document 6"]
 
 
 def test_halves_of_surrogate_pairs_and_bytes_that_are_no_utf8_are_replaced_and_noted(tmp_path: Path) -> None:

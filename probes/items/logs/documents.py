@@ -1,4 +1,4 @@
-"""The records of a log file: the lines of JSON lines, one JSON document, the samples of a zip, the lines of a text.
+"""The records of a log file: the lines of JSON lines, JSON documents, the samples of a zip, the lines of a text.
 
 JSON lines and text are read line by line and samples one by one, so that a file may be larger than the memory; one
 JSON document (or line, or sample) is read whole, up to `MAX_BYTES`. What cannot be read is a note with its place,
@@ -132,7 +132,26 @@ def _document(begin: bytes, stream: IO[bytes]) -> Iterator[Record | Note]:
     if len(raw) > MAX_BYTES:
         yield skipped("document", "record", f"one JSON document of more than {MAX_BYTES} bytes: split it")
         return
-    yield from _parsed(raw, "document")
+    found = list(_parsed(raw, "document"))
+    if isinstance(found[-1], Record) or "Extra data" not in found[-1].why:
+        yield from found
+        return
+    for number, piece in enumerate(_pieces(raw.decode("utf-8", "replace")), start=1):
+        yield from _parsed(piece.encode(), f"document {number}")
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The JSON values that stand one behind another, as a console exporter writes them; the last may be torn."""
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text):
+        try:
+            end = decoder.raw_decode(text, at)[1]
+        except (ValueError, RecursionError):
+            end = len(text)
+        while end < len(text) and text[end].isspace():
+            end += 1
+        yield text[at:end]
+        at = end
 
 
 def _parsed(raw: bytes, place: str, cut: str = "") -> Iterator[Record | Note]:

@@ -39,6 +39,9 @@ class Answer:
     fields: Mapping[str, Any]
 
 
+_NOTHING = Answer(False, "", None, None, {})
+
+
 @dataclass
 class _Thread:
     """The longest conversation seen of one thread of a trace."""
@@ -157,6 +160,13 @@ def read_spans(
         yield from thread.notes
         for turn in thread.turns:
             yield _answered(turn, answers, trace)
+        last = thread.turns[-1]  # whose calls no later model call shows, but perhaps the spans of their tools
+        known = [
+            one.id for one in last.calls if one.id and answers.get((trace, one.id), _NOTHING).text is not None
+        ]
+        results = tuple(Result("", call_id) for call_id in known)
+        if results:
+            yield _answered(Turn("tool", last.place, results=results), answers, trace)
 
 
 def _kept(threads: dict[tuple[str, str], _Thread], span: Span, found: Conversation) -> Note:
