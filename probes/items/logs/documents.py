@@ -128,7 +128,7 @@ def _json_lines(first: list[bytes], stream: IO[bytes]) -> Iterator[Record | Note
 
 
 def _document(begin: bytes, stream: IO[bytes]) -> Iterator[Record | Note]:
-    raw = begin + stream.read(MAX_BYTES + 1 - len(begin))
+    raw = begin + stream.read(max(0, MAX_BYTES + 1 - len(begin)))
     if len(raw) > MAX_BYTES:
         yield skipped("document", "record", f"one JSON document of more than {MAX_BYTES} bytes: split it")
         return
