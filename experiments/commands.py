@@ -26,6 +26,7 @@ RENAMED: Mapping[str, str] = {"cut": "knockout"}
 _SUMMARIES: Mapping[str, Mapping[str, str]] = {
     "measure": {
         "items": "make the environment's decision points and show what is in them",
+        "import": "make decision points of the failed calls in agent logs",
         "probe": "measure how much a recorded failure raises or lowers the log-probability of repeating it",
         "decomposition": "split the damage into copy and meaning, with intervals, by error family and by token",
         "manipulations": "write the same failure in other ways and measure each against the standard record",
@@ -67,7 +68,7 @@ _SUMMARIES: Mapping[str, Mapping[str, str]] = {
     },
 }
 _FOLDERS = {"rollouts": "rollout", "tools": "bench"}
-_MODULES = {"demo": "experiments.demo"}
+_MODULES = {"demo": "experiments.demo", "import": "experiments.measure.import_logs"}
 COMMANDS: Mapping[str, Command] = {
     name: Command(
         group,

@@ -106,6 +106,9 @@ def _said(option: Option, words: Any) -> Any:
     """The value of a flag (or positional words) that was given."""
     if option.switch:
         return words
+    unknown = [word for word in words if option.positional and word.startswith("-") and word != "-"]
+    if unknown:
+        raise InputError(f"Unknown option: {unknown[0]}. See --help.")
     if option.positional or option.repeatable:
         values = tuple(value for value in map(option.read, words) if value != option.default)
         return values or option.default
@@ -159,7 +162,7 @@ def _annotation(option: Option) -> Any:
             if option.switch or option.default in (None, (), "")
             else _shown(option.default),
             allow_repeating=True,
-            allow_leading_hyphen=not option.positional,
+            allow_leading_hyphen=True,  # of a positional one: - alone, which is standard input
             consume_multiple=option.positional,
         ),
     ]

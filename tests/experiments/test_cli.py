@@ -42,7 +42,12 @@ PRESENTATION = {
     "metric",
     "within",
 }
-OTHERWISE = {("circuit", "metric"): False, ("calibrate", "from"): True}
+OTHERWISE = {
+    ("import", "format"): False,
+    ("import", "report"): True,
+    ("circuit", "metric"): False,
+    ("calibrate", "from"): True,
+}
 """(study, option) → whether it only presents, where that is not so of all options of its name."""
 
 

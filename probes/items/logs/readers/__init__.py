@@ -1,0 +1,1 @@
+"""One reader a file: records of a log in, events of its transcripts out."""
