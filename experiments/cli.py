@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
@@ -23,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "50000")
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["--version"]:
-        print(f"backfire {version('backfire')}")
+        with _reader_may_stop():
+            print(f"backfire {version('backfire')}")
         return 0
     if words == ["--install-completion"]:
         return _install_completion()
@@ -35,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         asked = parse(study, words[1:])
         if asked.help is not None:
-            asked.help()
+            with _reader_may_stop():
+                asked.help()
             return 0
         _log(asked.log_level)
         report = study.run(asked.config)
@@ -48,8 +51,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nbackfire {study.name}: stopped; the same command goes on from here.", file=sys.stderr)
         return 130
-    print(report.text)
+    with _reader_may_stop():
+        print(report.text)
     return 0 if report.ok else 1
+
+
+@contextmanager
+def _reader_may_stop() -> Iterator[None]:
+    """Output that its reader stops reading (`backfire --help | head -3`) is no error; the exit code stays."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:  # and the interpreter's own flush at its end finds an open file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _log(level: str | None) -> None:
@@ -112,7 +126,8 @@ def _overview(words: Sequence[str]) -> int:
         lines += [f"  {name:<15}{one.summary}" for name, one in COMMANDS.items() if one.group == group]
         lines.append("")
     if not words or words[0] in ("-h", "--help"):
-        print("\n".join(lines).rstrip())
+        with _reader_may_stop():
+            print("\n".join(lines).rstrip())
         return 0
     if words[0] in RENAMED:
         print(f"backfire: '{words[0]}' is now '{RENAMED[words[0]]}'.", file=sys.stderr)

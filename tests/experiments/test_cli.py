@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
@@ -128,6 +130,15 @@ def test_the_overview_and_the_packages_load_no_library() -> None:
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"backfire {version('backfire')}\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["items", "--help"]])
+def test_a_reader_that_stops_reading_is_no_error(words: list[str]) -> None:
+    command = [sys.executable, "-m", "experiments.cli", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
 
 
 @pytest.mark.parametrize("package", [mech, probes])
