@@ -7,7 +7,7 @@ under equal ids cannot be mixed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -65,6 +65,11 @@ class Scoring(ItemContext):
     def derived(self) -> Mapping[str, Any]:
         """What the arms resolved to."""
         return self.arms.derived
+
+    @property
+    def learned(self) -> Mapping[str, MutableMapping[str, Any]]:
+        """The constants that were fitted (how=optimal), by arm."""
+        return {arm.label: arm.instead.fits for arm in self.arms.arms if arm.instead}
 
 
 @dataclass(frozen=True)

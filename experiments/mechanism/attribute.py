@@ -9,7 +9,7 @@ every metric.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -65,6 +65,11 @@ class AttributeContext(ItemContext):
 
     config: AttributeConfig
     kept: KeptTotals | None = None
+
+    @property
+    def learned(self) -> Mapping[str, MutableMapping[str, Any]]:
+        """The rows of `direct` that were used."""
+        return {"from_direct": self.kept.used} if self.kept else {}
 
 
 def open_attribute(config: AttributeConfig) -> AttributeContext:
@@ -159,14 +164,14 @@ def report(context: AttributeContext, tables: Tables) -> Report:
     lines = [f"{metric}:", frame_text(found[found["scope"] == "pooled"]), "", frame_text(missed)]
     if context.kept and context.kept.used:
         lines.append(
-            f"exact effects of {context.kept.used} rows are those that `direct` measured in this folder"
+            f"exact effects of {len(context.kept.used)} rows are those that `direct` measured in this folder"
         )
     return Report("\n".join(lines))
 
 
 def taken(context: AttributeContext, _: Tables) -> Mapping[str, Any]:
     """How many rows' exact effects were taken from `direct`."""
-    return {"from_direct": context.kept.used if context.kept else 0}
+    return {"from_direct": len(context.kept.used) if context.kept else 0}
 
 
 STUDY = ItemStudy(

@@ -27,7 +27,7 @@ Exact = dict[str, dict[str, float]]
 
 
 class KeptTotals:
-    """The rows of direct.jsonl that another study of the folder may use; `used` counts them."""
+    """The rows of direct.jsonl that another study of the folder may use; `used` has the ids of those it did use."""
 
     def __init__(self, path: Path, study: str, direct: str) -> None:
         """Read the rows; none where `direct` (its entry of run.json) ran under other settings than `study` does.
@@ -41,7 +41,7 @@ class KeptTotals:
         rows = parse_rows(path / "direct.jsonl")[0] if alike else []
         self._path = path / "direct.jsonl"
         self._rows = {row["id"]: row for row in rows}
-        self.used = 0
+        self.used: dict[str, bool] = {}
 
     def exact(self, row_id: str, about: Mapping[str, Any]) -> Exact | None:
         """The effects of a row, None where there is none of this very difference.
@@ -69,7 +69,7 @@ class KeptTotals:
                 raise InputError(
                     f"The row '{row_id}' is damaged ({error}): restore or delete that line."
                 ) from error
-        self.used += 1
+        self.used[row_id] = True
         return found
 
 

@@ -11,6 +11,7 @@ import torch
 from transformer_lens.model_bridge import TransformerBridge
 
 from mech.errors import InputError
+from mech.models.hashes import Hashed
 from mech.models.lengths import Limit, limits
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class Model:
     Sizes are read from the bridge's configuration: `n_kv_heads` < `n_heads` means grouped-query attention,
     where `hook_k`/`hook_v` have `n_kv_heads` heads and `hook_z`/`hook_q`/`hook_pattern` have `n_heads`.
     `special_in_content`: special tokens spelt in a message become real ones; otherwise they are text
-    (`mech.models.chat`).
+    (`mech.models.chat`). `mapped`: the files that the weights are mapped from, none where they are in memory.
     """
 
     bridge: TransformerBridge
@@ -50,6 +51,7 @@ class Model:
     identity: Identity
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     special_in_content: bool = False
+    mapped: tuple[Hashed, ...] = ()
     _logged: set[str] = field(default_factory=set, repr=False, compare=False)
 
     @property
@@ -128,6 +130,14 @@ class Model:
             self._logged.add(note)
             logger.warning("%s: a sequence of %d tokens is %s.", self.identity.name, n_tokens, note)
         return [note]
+
+    def require_unchanged(self) -> None:
+        """Raise InputError where a file that the weights are mapped from has changed since it was hashed."""
+        for file in self.mapped:
+            if not file.still():
+                raise InputError(
+                    f"The file '{file.path}' has changed, and the weights of '{self.identity.name}' with it."
+                )
 
     def require_eval_mode(self) -> None:
         """Raise InputError naming the first module in training mode: dropout makes a no-op patch non-zero."""
