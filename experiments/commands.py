@@ -139,6 +139,11 @@ COMMANDS: Mapping[str, Command] = {
         "experiments.demo",
         "run the main job on the bundled model: measure, find heads, patch and cut them, draw",
     ),
+    "merge": Command(
+        "tools",
+        "experiments.merge",
+        "join the shards of a study, run as a job array with --shard, into one run folder with its tables",
+    ),
     "doctor": Command(
         "tools",
         "experiments.bench.doctor",

@@ -42,6 +42,11 @@ _BEFORE_RUN_JSON = {".lock", ".run.json.tmp"}  # all there is if the first proce
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
+def settings_file(entry: str) -> str:
+    """The file in which a finished run leaves its settings."""
+    return f"{re.sub(r'[^A-Za-z0-9_-]+', '-', entry)}.toml"
+
+
 def utc_now() -> str:
     """The time as `2026-01-31T09:30:00+00:00`."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -249,7 +254,7 @@ class RunFolder:
         record = read_run(self.path)
         record["studies"][self.study].update(end=self._clock(), done=True, extra=dict(extra or {}))
         if self.settings:
-            replace(self.path / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', self.study)}.toml", self.settings)
+            replace(self.path / settings_file(self.study), self.settings)
         self._write_record(record)
 
     def _known(self, name: str) -> dict[str, None]:
