@@ -158,6 +158,7 @@ def run_study(study: ItemStudy[C, X, U], config: C, executor: Executor | None = 
         failures = measure_units(study, context, units, own, folder, executor, config.quiet)
         if failures:
             return Report(_not_done(failures, len(own)), ok=False)
+        session.model.require_unchanged()
         if not executor.here:
             learned = context.learned
             context = study.prepare(context, folder)  # once more, with what the rows of all workers say
@@ -230,7 +231,7 @@ def measure_units(
     if failures and len(failures) == len(own):
         reasons = {(type(one.failure.error), str(one.failure.error)) for one in failures if one.failure}
         if len(reasons) == 1 and failures[0].failure:
-            raise failures[0].failure.error
+            failures[0].failure.again()
     writer.note_failures()
     return failures
 

@@ -35,6 +35,9 @@ class Inline:
         self._opened: dict[int, worker.OpenedStudy] = {}
         self._events: list[Event] = []
 
+    def room(self) -> int:
+        return 3
+
     def hire(self, number: int) -> None:
         self._opened[number] = worker.OpenedStudy(self._spec)
         self._events.append(Ready(number, self._opened[number].identity))
@@ -52,7 +55,7 @@ class Inline:
 @pytest.fixture
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """`--executor processes` with workers in this process, three at a time."""
-    monkeypatch.setattr("experiments.run.executors.processes.Processes", Inline)
+    monkeypatch.setattr("experiments.run.executors.crews.Processes", Inline)
     monkeypatch.setattr("experiments.run.executors.crews.cpus", lambda: 3)
 
 
@@ -191,6 +194,9 @@ class Scripted:
         self.most = 0
         self.dismissed = False
         self._opening: list[int] = []
+
+    def room(self) -> int:
+        return 2
 
     def hire(self, number: int) -> None:
         self.hired += 1

@@ -65,6 +65,10 @@ class Crew(Protocol):
 
     kind: str
 
+    def room(self) -> int:
+        """How many workers there is room for; asked once, first."""
+        ...
+
     def hire(self, worker: int) -> None:
         """Start a worker, which then opens the study."""
         ...
@@ -83,12 +87,12 @@ class Crew(Protocol):
 
 
 class Pool:
-    """Runs units on a crew of `size` workers; see `experiments.run.executors.tasks.Executor`."""
+    """Runs units on a crew of `size` workers (None: as many as there is room for); see `tasks.Executor`."""
 
     here = False
 
-    def __init__(self, crew: Crew, spec: Spec, size: int) -> None:
-        self._crew, self._spec, self._size = crew, spec, size
+    def __init__(self, crew: Crew, spec: Spec, size: int | None) -> None:
+        self._crew, self._spec, self._asked, self._size = crew, spec, size, 0
         self._hired = self._lost = self._unopened = 0
         self._busy: dict[int, int] = {}  # worker → place in the todo list
         self._free: list[int] = []
@@ -115,8 +119,9 @@ class Pool:
         finished: dict[int, Outcome] = {}
         lost: Counter[int] = Counter()
         following = 0
-        self._size = min(self._size, len(todo))
         try:
+            room = self._crew.room()
+            self._size = min(self._asked or room, len(todo))
             for _ in range(self._size):
                 self._hire()
             while following < len(todo):
@@ -145,7 +150,7 @@ class Pool:
             self._unopened = 0
             self._free.append(event.worker)
         elif isinstance(event, Refused):
-            raise event.failure.error
+            event.failure.again()
         elif isinstance(event, Done):
             finished[self._busy.pop(event.worker)] = event.outcome
             self._free.append(event.worker)

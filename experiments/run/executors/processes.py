@@ -31,6 +31,10 @@ class Processes:
         self._spec = spec
         self._crew: dict[int, tuple[SpawnProcess, Connection]] = {}
 
+    def room(self) -> int:
+        """See `Crew.room`."""
+        return cpus()
+
     def hire(self, worker: int) -> None:
         """See `Crew.hire`."""
         context = get_context("spawn")
@@ -100,6 +104,12 @@ def serve(worker: int, spec: Spec, pipe: Connection) -> None:
             pipe.send(Done(worker, opened.measure(pipe.recv())))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
+
+
+def cpus() -> int:
+    """CPUs that this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed is not None else os.cpu_count() or 1
 
 
 @contextmanager

@@ -49,49 +49,58 @@ class RayCluster:
     kind = "ray"
 
     def __init__(self, spec: Spec, address: str, gpu: bool = False) -> None:
-        """Connect to the cluster at `address` (auto, HOST:PORT), or start one here (local).
+        """Nothing is connected yet.
 
         Args:
             spec: of the study.
-            address: see --address.
+            address: of a cluster (auto, HOST:PORT), or local to start one here; unused where this process is connected.
             gpu: an actor takes a GPU of its own.
+        """
+        self._spec, self._address, self._gpu = spec, address, gpu
+        self._ray: Any = None
+        self._actor: Any = None
+        self._actors: dict[int, Any] = {}
+        self._pending: dict[Any, int] = {}
+        self._unplaced: dict[Any, int] = {}
+        self._waited_since = time.monotonic()
+        self._connected = False
+
+    def room(self) -> int:
+        """See `Crew.room`: connects to the cluster.
 
         Raises:
             InputError: Ray is not installed, or there is no cluster.
         """
         self._ray = ray = _ray()
-        self._spec = spec
-        self._actors: dict[int, Any] = {}
-        self._pending: dict[Any, int] = {}
-        self._unplaced: dict[Any, int] = {}
-        self._waited_since = time.monotonic()
-        local: dict[str, Any] = {}
-        if address == LOCAL:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            local = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise InputError(
-                f"There is no Ray cluster at '{address}' ({reason}): start one with `ray start --head`, or give "
-                f"--address {LOCAL}."
-            ) from error
-        self._remote = ray.remote(
-            num_cpus=spec.threads,
-            num_gpus=1 if gpu else 0,
+        if not ray.is_initialized():
+            self._connect()
+        self._actor = ray.remote(
+            num_cpus=self._spec.threads,
+            num_gpus=1 if self._gpu else 0,
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy="SPREAD",
         )(Actor)
+        return max(1, int(ray.cluster_resources().get("CPU", 1)) // self._spec.threads)
 
-    def room(self) -> int:
-        """How many workers the cluster has CPUs for."""
-        return max(1, int(self._ray.cluster_resources().get("CPU", 1)) // self._spec.threads)
+    def _connect(self) -> None:
+        local: dict[str, Any] = {}
+        if self._address == LOCAL:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            local = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
+        try:
+            self._ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR, **local)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise InputError(
+                f"There is no Ray cluster at '{self._address}' ({reason}): start one with `ray start --head`, or give "
+                f"--address {LOCAL}."
+            ) from error
+        self._connected = True
 
     def hire(self, worker: int) -> None:
         """See `Crew.hire`."""
-        actor = self._remote.remote()
+        actor = self._actor.remote()
         self._actors[worker] = actor
         self._unplaced[actor.placed.remote()] = worker
         self._pending[actor.open.remote(worker, self._spec)] = worker
@@ -122,7 +131,8 @@ class RayCluster:
         for actor in self._actors.values():
             self._ray.kill(actor)
         self._actors.clear()
-        self._ray.shutdown()
+        if self._connected:
+            self._ray.shutdown()
 
     def _event(self, reference: Any) -> Event:
         worker = self._pending.pop(reference)

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 Row = dict[str, Any]
 
@@ -48,12 +48,20 @@ class Task:
     name: str
 
 
+class WhereItFailed(Exception):
+    """The traceback, as text, of an exception that was raised elsewhere: the cause of that exception here."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """Why a unit has no rows; `trace` is the traceback as text, empty where the worker died."""
 
     error: Exception
     trace: str = ""
+
+    def again(self) -> NoReturn:
+        """Raise the error, with the traceback as its cause."""
+        raise self.error from (WhereItFailed(f"\n{self.trace}") if self.trace else None)
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
