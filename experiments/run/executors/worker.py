@@ -6,7 +6,6 @@ Libraries are imported when the study is opened, after the environment of the pr
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -66,8 +65,3 @@ class OpenedStudy:
             found[name] = {key: value for key, value in known.items() if key not in seen}
             seen.update(found[name])
         return {name: one for name, one in found.items() if one}
-
-
-def described() -> str:
-    """This process, for a message."""
-    return f"process {os.getpid()} on {os.uname().nodename} (Python {sys.version.split()[0]})"
