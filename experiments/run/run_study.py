@@ -142,6 +142,8 @@ def run_study(study: ItemStudy[C, X, U], config: C, executor: Executor | None = 
         Exception: what every unit failed with, where all did for one reason.
     """
     options = narrowed(config, ExecutorOptions)
+    if options.executor == "serial" and (options.workers or options.threads):
+        raise InputError("--workers and --threads are of --executor processes or ray: name one of them.")
     with mapped_weights(executor is None and options.executor == "processes"):
         context = study.open(config)
     session, counter = context.session, context.session.engine.forwards

@@ -357,3 +357,4 @@ def test_a_study_without_units_refuses_workers_and_shards(shell: Shell) -> None:
     shell("mechanism", "--shard", "1/2", "--limit", "3").sentence("`mechanism` has no shards")
     shell("scaling", "--models", shell.model, "--shard", "1/2").sentence("`scaling` has no shards")
     shell("heads", *WORKERS).sentence("--executor")
+    shell("probe", "--workers", "2").sentence("--executor processes or ray")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from typing import Any
 
@@ -19,6 +20,8 @@ from mech.errors import InputError
 
 PLACED_WITHIN = 120.0
 """Seconds without any worker after which the cluster is said to have no room."""
+ANSWERS_WITHIN = 10.0
+"""Seconds that the address of a cluster is given to answer."""
 LOCAL = "local"
 STORE_BYTES = 200_000_000
 """Object store of a cluster that is started here."""
@@ -89,9 +92,10 @@ class RayCluster:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             local = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
         try:
+            _require_answer(self._address)
             self._ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR, **local)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0]
+        except (OSError, ValueError, RuntimeError) as error:  # of the first kind is a ConnectionError
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise InputError(
                 f"There is no Ray cluster at '{self._address}' ({reason}): start one with `ray start --head`, or give "
                 f"--address {LOCAL}."
@@ -153,6 +157,13 @@ class RayCluster:
                 f"The Ray cluster has no room for a worker of {self._spec.threads} CPUs: wait until it has, or give "
                 "fewer --threads."
             )
+
+
+def _require_answer(address: str) -> None:
+    """Raise OSError where nothing answers at HOST:PORT: Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "://" not in address:
+        socket.create_connection((host, int(port)), timeout=ANSWERS_WITHIN).close()
 
 
 def _ray() -> Any:
