@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from experiments.run.executors.pool import AHEAD, ATTEMPTS, Done, Event, Lost, P
 from experiments.run.executors.tasks import Failure, Outcome, Spec, Task
 from experiments.run.study import Shard
 from mech.errors import InputError
+from mech.patching.optimal_constants import fit_constants
 from probes.items.item import dump_items
 from tests import worker_study
 from tests.mech_cases import one_thread  # noqa: F401 - a fixture
@@ -57,6 +59,9 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """`--executor processes` with workers in this process, three at a time."""
     monkeypatch.setattr("experiments.run.executors.crews.Processes", Inline)
     monkeypatch.setattr("experiments.run.executors.crews.cpus", lambda: 3)
+    monkeypatch.setattr(
+        "experiments.heads.ablation.fit_constants", partial(fit_constants, steps=3)
+    )  # each fits
 
 
 def without_run_json(folder: Path) -> dict[str, bytes]:
@@ -66,7 +71,7 @@ def without_run_json(folder: Path) -> dict[str, bytes]:
 
 WORKERS = ("--executor", "processes")
 STUDIES = [
-    [("probe", "--ablate", "top:2@how=optimal@where=candidate", "--ablate", "random:2@how=resample")],
+    [("probe", "--ablate", "top:2@how=optimal@where=candidate", "--ablate", "random:2@how=resample@draws=2")],
     [("patch", "--k", "2", "--screen", "attribution:3")],
     [("direct",), ("attribute",)],
     [("joint", "--k", "2", "--controls", "2", "--control-kinds", "random", "--draws", "2")],
