@@ -59,6 +59,7 @@ _SUMMARIES: Mapping[str, Mapping[str, str]] = {
     },
     "tools": {
         "demo": "run the main job on the bundled model: measure, find heads, patch and cut them, draw",
+        "merge": "join the shards of a study, run as a job array with --shard, into one run folder with its tables",
         "doctor": "print versions and identity, and run every check of a model, its tokenizer and its chat template",
         "calibrate": "simulate how often the tests err and the intervals miss, with few clusters of skewed values",
         "bench": (
@@ -68,7 +69,11 @@ _SUMMARIES: Mapping[str, Mapping[str, str]] = {
     },
 }
 _FOLDERS = {"rollouts": "rollout", "tools": "bench"}
-_MODULES = {"demo": "experiments.demo", "import": "experiments.measure.import_logs"}
+_MODULES = {
+    "demo": "experiments.demo",
+    "import": "experiments.measure.import_logs",
+    "merge": "experiments.merge",
+}
 COMMANDS: Mapping[str, Command] = {
     name: Command(
         group,

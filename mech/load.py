@@ -54,6 +54,7 @@ def load_model(
     cache_dir: Path | None = None,
     check: bool = True,
     pre: str | None = None,
+    mapped: bool = False,
 ) -> Model:
     """Load a model, or take one that is in memory, and refuse it if a load-time check fails.
 
@@ -70,6 +71,8 @@ def load_model(
         check: run the self-checks of `mech.checks.run_checks`.
         pre: the pre-tokenizer of a GGUF file that names none or a wrong one, a name of
             `mech.models.pre_tokenizers.RULES`.
+        mapped: of a name: leave weights that are in the wanted dtype on the CPU mapped from their safetensors file,
+            which processes then share; `Model.require_unchanged` finds a change of the file, which changes them.
 
     Raises:
         InputError: unknown name, unreadable or incomplete weights, unusable dtype, device or cache folder, an
@@ -79,9 +82,9 @@ def load_model(
     if isinstance(name_or_model, str):
         if tokenizer is not None:
             raise InputError("A tokenizer is given with a model in memory: one that is named has its own.")
-        loaded = _load(name_or_model, dtype or "float32", device or "cpu", cache_dir, pre)
+        loaded = _load(name_or_model, dtype or "float32", device or "cpu", cache_dir, pre, mapped=mapped)
     else:
-        if (dtype, device, cache_dir, pre) != (None, None, None, None):
+        if (dtype, device, cache_dir, pre, mapped) != (None, None, None, None, False):
             raise InputError(
                 "A model in memory is used as it is: convert and move it before, not by arguments."
             )
@@ -160,9 +163,13 @@ def _load(
     pre: str | None,
     *,
     full: bool = False,
+    mapped: bool = False,
     read: Callable[[Checkpoint, torch.dtype], Any] | None = None,
 ) -> _Loaded:
-    """The model with the reference of its checks; `read` replaces its weights, `full` hashes every byte again."""
+    """The model with the reference of its checks; `read` replaces its weights, `full` hashes every byte again.
+
+    `mapped` leaves the weights mapped from their file.
+    """
     if dtype not in DTYPES:
         raise InputError(f"'{dtype}' is not a dtype: choose one of {', '.join(DTYPES)}.")
     try:
@@ -175,7 +182,8 @@ def _load(
         if checkpoint.gguf_metadata:
             stated = checkpoint.gguf_metadata.get("tokenizer.ggml.pre")
             statement = replace(statement, pre=pre or stated, by_hand=pre is not None)
-        hf_model = _in_memory((read or _read_weights)(checkpoint, DTYPES[dtype])).eval()
+        hf_model = (read or _read_weights)(checkpoint, DTYPES[dtype]).eval()
+        hf_model = hf_model if mapped else _in_memory(hf_model)
         checkpoint.require_unchanged()
         tensors = tensors_sha256(hf_model.state_dict())
         if read is None and dtype == "float32" and checkpoint.tensors_sha256 not in (None, tensors):
@@ -197,7 +205,8 @@ def _load(
         tensors_sha256=tensors,
         pre=pre,
     )
-    model = Model(bridge, tokenizer, identity, settings_for(tokenizer))
+    files = checkpoint.files if mapped else ()
+    model = Model(bridge, tokenizer, identity, settings_for(tokenizer), mapped=files)
     return _Loaded(model, stock, statement, checkpoint.gguf_metadata)
 
 

@@ -106,8 +106,9 @@ def loaded_once(
     device: str = "cpu",
     cache_dir: Path | None = None,
     pre: str | None = None,
+    mapped: bool = False,
 ) -> Model:
-    """`load_model` with its checks, each checkpoint once: nothing in a run changes a model."""
+    """`load_model` with its checks, each checkpoint once: nothing in a run changes a model, mapped or not."""
     return load_model(name, dtype=dtype, device=device, cache_dir=cache_dir, pre=pre)
 
 

@@ -7,7 +7,7 @@ under equal ids cannot be mixed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -55,6 +55,11 @@ class Scoring(ItemContext):
     distractors_in: Sequence[str] | None
     arms: Arms
     delta: float
+
+    @property
+    def learned(self) -> Mapping[str, MutableMapping[str, Any]]:
+        """The constants that were fitted (how=optimal), by arm."""
+        return {arm.label: arm.instead.fits for arm in self.arms.arms if arm.instead}
 
 
 @dataclass(frozen=True)

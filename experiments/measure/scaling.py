@@ -33,6 +33,7 @@ from experiments.run.study import (
     Study,
     arguments,
     keyed,
+    require_whole,
 )
 from experiments.run.tables import frame_text
 from mech.errors import InputError
@@ -62,6 +63,7 @@ def run(config: ScalingConfig) -> Report:
     names = [name.strip() for name in config.models.split(",") if name.strip()]
     folders = folder_names(names)
     out = require_out(config)
+    require_whole(config, STUDY.name)
     parse_arms(config)  # a mistake there costs nothing
     with open_folder(STUDY, config) as folder:
         identities: dict[str, dict[str, Any]] = {}
@@ -70,7 +72,9 @@ def run(config: ScalingConfig) -> Report:
             one = arguments(decompose_items.STUDY, {**keyed(config), "model": name, "out": place})
             # The files of a path may have changed since; a name means the same weights, or is refused.
             if Path(name).exists() or not is_done(place, decompose_items.STUDY.settings(one)):
-                decompose_items.STUDY.run(one)
+                measured = decompose_items.STUDY.run(one)
+                if not measured.ok:
+                    return Report(f"{name}: {measured.text}", ok=False)
                 gc.collect()  # the next model is loaded when this one is gone
             entry = read_run(place)["studies"].get("decomposition", {})
             for key, kind in (("name", str), ("n_parameters", int)):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -121,6 +121,11 @@ class AblateContext(ItemContext):
     def pair(self) -> tuple[str, str]:
         """The two conditions, without and with."""
         return pair_of(self.config)
+
+    @property
+    def learned(self) -> Mapping[str, MutableMapping[str, Any]]:
+        """The constants that were fitted, by way."""
+        return {how: put.fits for how, put in self.puts.items()}
 
     @cached_property
     def sequences(self) -> RepeatedTokens:

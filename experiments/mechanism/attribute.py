@@ -10,7 +10,7 @@ attribute_false_negatives.csv (by name): each by every metric.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -75,7 +75,7 @@ Exact = dict[str, dict[str, float]]
 
 
 class KeptTotals:
-    """Total effects in direct.jsonl of the same folder: the exact effects of single heads and MLPs; `used` counts them.
+    """The rows of direct.jsonl with exact effects of single heads and MLPs; `used` has the ids of those taken.
 
     Both studies sweep the same units in the same runs. A row is taken where it is of the same pair, weights, tokenizer,
     wording and settings, and where the difference and token counts of the item are those of the runs at hand.
@@ -93,7 +93,7 @@ class KeptTotals:
         rows = parse_rows(path / "direct.jsonl")[0] if alike else []
         self._path = path / "direct.jsonl"
         self._rows = {row["id"]: row for row in rows}
-        self.used = 0
+        self.used: dict[str, bool] = {}
 
     def exact(self, row_id: str, about: Mapping[str, Any]) -> Exact | None:
         """The effects of a row, None where there is none of this very difference.
@@ -121,7 +121,7 @@ class KeptTotals:
                 raise InputError(
                     f"The row '{row_id}' is damaged ({error}): restore or delete that line."
                 ) from error
-        self.used += 1
+        self.used[row_id] = True
         return found
 
 
@@ -143,6 +143,11 @@ class AttributeContext(ItemContext):
 
     config: AttributeConfig
     kept: KeptTotals | None = None
+
+    @property
+    def learned(self) -> Mapping[str, MutableMapping[str, Any]]:
+        """The rows of `direct` that were used."""
+        return {"from_direct": self.kept.used} if self.kept else {}
 
 
 def open_attribute(config: AttributeConfig) -> AttributeContext:
@@ -236,14 +241,14 @@ def report(context: AttributeContext, tables: Tables) -> Report:
     lines = [f"{metric}:", frame_text(found[found["scope"] == "pooled"]), "", frame_text(missed)]
     if context.kept and context.kept.used:
         lines.append(
-            f"exact effects of {context.kept.used} rows are those that `direct` measured in this folder"
+            f"exact effects of {len(context.kept.used)} rows are those that `direct` measured in this folder"
         )
     return Report("\n".join(lines))
 
 
 def taken(context: AttributeContext, _: Tables) -> Mapping[str, Any]:
     """How many rows' exact effects were taken from `direct`."""
-    return {"from_direct": context.kept.used if context.kept else 0}
+    return {"from_direct": len(context.kept.used) if context.kept else 0}
 
 
 STUDY = ItemStudy(

@@ -65,6 +65,7 @@ from experiments.run.study import (
     narrowed,
     positive,
     positive_number,
+    require_serial,
 )
 from experiments.run.tables import forwards_text, frame_text
 from mech.errors import InputError
@@ -129,6 +130,7 @@ class CircuitConfig(PairSweepOptions, SearchOptions, KindsOptions, ReferenceOpti
 
 def run(config: CircuitConfig) -> Report:
     """Split, search, test, derive the tables."""
+    require_serial(config, STUDY.name)
     session = require_conditions(open_session(config, one_env=True), pair_of(config))
     session = with_references(session, config.metric)
     source, target = pair_of(config)

@@ -22,7 +22,7 @@ from experiments.mechanism.workload import Work, peak_bytes, rate_of, sizes
 from experiments.run.drawing import draw
 from experiments.run.durable import replace as replace_file
 from experiments.run.session import Session, open_run, open_session
-from experiments.run.study import Report, Study
+from experiments.run.study import Report, Study, require_whole
 from experiments.run.tables import frame_text
 from mech.engine.engine import MAX_NODES
 from mech.errors import InputError
@@ -35,6 +35,7 @@ DEFAULT_ITEMS = 24
 
 def run(config: MechanismConfig) -> Report:
     """Plan; then every stage in turn, the table and the figures."""
+    require_whole(config, STUDY.name)
     out = config.out or Path("runs/mechanism")
     config = replace(config, limit=config.limit or DEFAULT_ITEMS, out=out)
     steps = stages(config)

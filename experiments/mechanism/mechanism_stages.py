@@ -33,6 +33,7 @@ from experiments.mechanism.joint import MethodsOptions
 from experiments.mechanism.joint_controls import labelled
 from experiments.mechanism.joint_item import acts_in
 from experiments.mechanism.workload import Sizes, Work, context, leaves
+from experiments.run.run_study import ItemStudy
 from experiments.run.study import (
     REFERENCE_SIZE,
     Flag,
@@ -91,8 +92,12 @@ class Stage:
     needed: bool = False
 
     def config(self, suite: MechanismConfig) -> Any:
-        """The study's config: the stage's options, and the suite's where the study has them."""
-        return arguments(self.study, {**keyed(suite), **self.options})
+        """The study's config: the stage's options, and the suite's where the study has them.
+
+        A study that maps over no units runs in this process, whatever the suite is given.
+        """
+        here = {} if isinstance(self.study, ItemStudy) else {"executor": "serial"}
+        return arguments(self.study, {**keyed(suite), **here, **self.options})
 
 
 def stages(config: MechanismConfig) -> list[Stage]:

@@ -118,7 +118,7 @@ def clustered(path: Path, conditions: tuple[str, str], level: str) -> pd.DataFra
     effects = z_effects(path, *conditions)
     if level == "task":
         return effects
-    file = settings_file(path, entry_name(("z", "candidate", *conditions)))
+    file = path / settings_file(entry_name(("z", "candidate", *conditions)))
     config = arguments(PATCH, read_config(file, PATCH.options))
     before, now = patched_entry(path, conditions)["config"], PATCH.settings(config)
     changed = [name for name in SAME if before.get(name) != now[name]]

@@ -19,13 +19,14 @@ def progress(iterable: Iterable[T], total: int | None, desc: str, quiet: bool = 
 
 
 @contextmanager
-def bar(desc: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """For work that counts itself: a function of (done, total) that moves the bar."""
+def bar(desc: str, quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """For work that counts itself: a function of (done, total) that moves the bar, and a text to show beside it."""
     silent = quiet or not sys.stderr.isatty()
     with tqdm(desc=desc, file=sys.stderr, disable=silent, dynamic_ncols=True) as shown:
 
-        def show(done: int, total: int) -> None:
+        def show(done: int, total: int, beside: str = "") -> None:
             shown.total = total
+            shown.set_postfix_str(beside, refresh=False)
             shown.update(done - shown.n)
 
         yield show

@@ -36,6 +36,11 @@ def provenance(model_info: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def code_versions() -> dict[str, str | None]:
+    """The versions of the packages that numbers depend on, and the commit of this code where it is a checkout."""
+    return {**{name: _version(name) for name in PACKAGES}, "commit": git_state(_ROOT)["commit"]}
+
+
 def git_state(root: Path) -> dict[str, Any]:
     """Commit of the checkout at `root`, and whether tracked files differ from it.
 

@@ -94,6 +94,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         **{"heads": _Name, "settings_sha256": _Name, "before": float, "after": float, "steps": _Count},
         "constants": dict[Annotated[str, Field(pattern=r"^L\d{1,6}H\d{1,6}$")], list[float]],
     },
+    "failures": {"study": _Name, "unit": _Name, "why": str, "after": str | None},
     "placebo": {**_ITEM, "part": _Name, "values": dict[str, float]},
     "agree": {**_ITEM, "condition": _Name, "heads": dict[str, list[float]]},
     "heads_causal_copying": {"sequence": _Count, "score": _Name, "heads": _Heads},

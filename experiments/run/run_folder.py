@@ -3,6 +3,7 @@
     RUN/run.json    {"schema": 1, "studies": {"probe": {config, config_hash, provenance, command, start, end,
                     done, resumes, extra}, "heads": {…}, …}}: one entry per study, all on the same weights
     RUN/NAME.jsonl  rows, append-only, one JSON object a line, each with an `id` that occurs once in the file
+    RUN/failures.jsonl  units that could not be measured, why, and behind which row theirs belong
     RUN/STUDY.toml  the study's settings, all of them, as --config reads them
     RUN/NAME.csv    tables derived from the rows, replaced whole
     RUN/.lock       held while a process writes the folder
@@ -13,10 +14,11 @@ finite or null in rows, finite or empty in tables.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +32,7 @@ from experiments.run.frames import EXACT_FLOATS, in_schema, numeric, read_frame
 from experiments.run.run_json import SCHEMA_VERSION, config_hash, read_run, recorded
 from experiments.run.schema import RENAMED_ROWS, ROWS, TABLES
 from mech.errors import InputError
+from mech.input_files import read_bytes
 
 __all__ = [
     "RunFolder", "config_hash", "read_run", "recorded", "in_schema", "read_frame", "numeric", "utc_now",
@@ -38,6 +41,11 @@ __all__ = [
 
 _BEFORE_RUN_JSON = {".lock", ".run.json.tmp"}  # all there is if the first process died at once
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def settings_file(entry: str) -> str:
+    """The file in which a finished run leaves its settings."""
+    return f"{re.sub(r'[^A-Za-z0-9_-]+', '-', entry)}.toml"
 
 
 def utc_now() -> str:
@@ -53,7 +61,7 @@ class RunFolder:
         self.study = study
         self._lock = lock
         self._clock = clock
-        self._ids: dict[str, set[str]] = {}
+        self._ids: dict[str, dict[str, None]] = {}  # file → its ids, in order
         self.settings = ""  # what STUDY.toml is to hold
         self._traceless = False  # a study new to this folder that has written nothing into it yet
 
@@ -108,6 +116,7 @@ class RunFolder:
             studies[self.study] = {**fresh, "start": self._clock(), "end": None, "done": False, "resumes": []}
         else:
             _refuse_other_config(self.path, self.study, entry, fresh)
+            _refuse_other_shard(self.path, self.study, entry, fresh)
             resume = {"start": self._clock(), "command": fresh["command"], "provenance": fresh["provenance"]}
             entry.update(end=None, done=False, resumes=[*entry["resumes"], resume])
         self._write_record(record)
@@ -141,6 +150,47 @@ class RunFolder:
             InputError: a row has no `id`, repeats one, lacks a column of the schema or holds a number that is
                 not finite: then none of these rows is written. Or the disk refuses: earlier rows are kept.
         """
+        path = self._file(name, "jsonl")
+        lines = self._lines(name, rows)
+        try:
+            with writing(path):
+                append_bytes(path, "".join(lines.values()).encode())
+        except BaseException:
+            del self._ids[name]  # what is on the disk is read, and repaired, before the next row
+            raise
+        self._ids[name].update(dict.fromkeys(lines))
+
+    def insert_all(
+        self, name: str, rows: Sequence[Mapping[str, Any]], after: str | None, passing: Collection[str]
+    ) -> None:
+        """Write rows into the middle of NAME.jsonl, which is replaced whole: rows that were to be there long ago.
+
+        Args:
+            name: of the file.
+            rows: the rows.
+            after: the id of the row behind which they go; None, at the start.
+            passing: ids of rows that may follow that one and come before these.
+
+        Raises:
+            InputError: as `append_all`.
+        """
+        path = self._file(name, "jsonl")
+        lines = self._lines(name, rows)
+        known = list(self._ids[name])
+        at = known.index(after) + 1 if after in self._ids[name] else 0
+        while at < len(known) and known[at] in passing:
+            at += 1
+        old = read_bytes(path, "row file").splitlines(keepends=True) if path.exists() else []
+        new = [line.encode() for line in lines.values()]
+        replace(path, b"".join([*old[:at], *new, *old[at:]]).decode())
+        self._ids[name] = dict.fromkeys([*known[:at], *lines, *known[at:]])
+
+    def last_id(self, name: str) -> str | None:
+        """The id of the last row of NAME.jsonl; None where there is none."""
+        return next(reversed(self._known(name)), None)
+
+    def _lines(self, name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Id → line of rows that may be written."""
         known = self._known(name)
         self._traceless = False
         path = self._file(name, "jsonl")
@@ -150,13 +200,7 @@ class RunFolder:
             if row_id in known or row_id in lines:
                 raise InputError(f"A row '{row_id}' is in {path} already; a row is written once.")
             lines[row_id] = to_json(row, f"Row '{row_id}' of {path}") + "\n"
-        try:
-            with writing(path):
-                append_bytes(path, "".join(lines.values()).encode())
-        except BaseException:
-            del self._ids[name]  # what is on the disk is read, and repaired, before the next row
-            raise
-        known.update(lines)
+        return lines
 
     def done_ids(self, name: str) -> set[str]:
         """The ids in NAME.jsonl, after cutting off a torn last line; empty if there is no such file.
@@ -211,10 +255,10 @@ class RunFolder:
         record = read_run(self.path)
         record["studies"][self.study].update(end=self._clock(), done=True, extra=dict(extra or {}))
         if self.settings:
-            replace(settings_file(self.path, self.study), self.settings)
+            replace(self.path / settings_file(self.study), self.settings)
         self._write_record(record)
 
-    def _known(self, name: str) -> set[str]:
+    def _known(self, name: str) -> dict[str, None]:
         """The ids in NAME.jsonl; the first look at a file repairs its tail."""
         if name not in self._ids:
             path = self._file(name, "jsonl")
@@ -222,7 +266,7 @@ class RunFolder:
             if path.exists() and path.stat().st_size > whole:
                 with writing(path):
                     os.truncate(path, whole)
-            self._ids[name] = {row["id"] for row in rows}
+            self._ids[name] = {row["id"]: None for row in rows}
         return self._ids[name]
 
     def _write_record(self, record: Mapping[str, Any]) -> None:
@@ -234,9 +278,36 @@ class RunFolder:
         return self.path / f"{name}.{suffix}"
 
 
-def settings_file(folder: Path, study: str) -> Path:
-    """STUDY.toml of a study, by its name in run.json."""
-    return folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', study)}.toml"
+class FolderView(RunFolder):
+    """A run folder that another process writes, as a worker sees it: rows are read, and what is appended is collected.
+
+    A folder that is not there, on another machine, has no rows.
+    """
+
+    def __init__(self, path: Path, study: str) -> None:
+        super().__init__(path, study, io.BytesIO(), utc_now)
+        self._fresh: dict[str, list[Mapping[str, Any]]] = {}
+
+    def append_all(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Collect rows for `taken`, but for those that the file has: another worker may have had the same to add."""
+        new = [row for row in rows if row["id"] not in self._known(name)]
+        self._ids[name].update(dict.fromkeys(self._lines(name, new)))
+        self._fresh.setdefault(name, []).extend(new)
+
+    def rows(self, name: str) -> pd.DataFrame:
+        """The rows of the file and those collected, in the order in which they came."""
+        rows = [*parse_rows(self._file(name, "jsonl"))[0], *self._fresh.get(name, [])]
+        return pd.DataFrame({row["id"]: row for row in rows}.values())
+
+    def taken(self) -> dict[str, list[Mapping[str, Any]]]:
+        """File → the rows collected since this was last asked."""
+        fresh, self._fresh = self._fresh, {}
+        return fresh
+
+    def _known(self, name: str) -> dict[str, None]:
+        if name not in self._ids:
+            self._ids[name] = {row["id"]: None for row in parse_rows(self._file(name, "jsonl"))[0]}
+        return self._ids[name]
 
 
 def _refuse_foreign(folder: Path) -> None:
@@ -257,6 +328,15 @@ def _refuse_other_config(folder: Path, study: str, old: Mapping[str, Any], new: 
     pairs = {key: (there.get(key, "absent"), here.get(key, "absent")) for key in sorted({*there, *here})}
     differing = ", ".join(f"{key} ({a} there, {b} here)" for key, (a, b) in pairs.items() if a != b)
     raise InputError(f"{folder} has a '{study}' run with other settings: {differing}; choose another --out.")
+
+
+def _refuse_other_shard(folder: Path, study: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Raise if the folder has another part of the study: rows of two parts would not be in order."""
+    there, here = (side["provenance"].get("shard", "all units") for side in (old, new))
+    if there != here:
+        raise InputError(
+            f"{folder} has {there} of '{study}', not {here}: choose another --out for each shard."
+        )
 
 
 def _refuse_other_weights(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

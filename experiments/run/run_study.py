@@ -1,30 +1,39 @@
 """Studies that map over independent units (an item, an item under an ablation), and the one function that runs them.
 
 A study says how a context is opened, which units there are and which rows each gives, how a unit is measured, which
-tables follow from the rows, and what is reported. `run_study` owns the rest: the run folder, resuming, progress, what
-is left out, the count of forwards, the tables' files and the closing lines.
+tables follow from the rows, and what is reported. `run_study` owns the rest: the run folder, resuming, where units are
+measured (`experiments.run.executors`), progress, units that fail, what is left out, the count of forwards, the tables'
+files and the closing lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 import pandas as pd
 
+from experiments.run.executors.crews import pool
+from experiments.run.executors.identity import identity_of
+from experiments.run.executors.serial import Serial
+from experiments.run.executors.tasks import Executor, Outcome, Row, Task
+from experiments.run.executors.writer import UnitWriter
 from experiments.run.frames import in_schema
 from experiments.run.left_out import write_left_out
-from experiments.run.progress import progress
+from experiments.run.progress import bar
 from experiments.run.run_folder import RunFolder
-from experiments.run.session import Session, about_items, open_run
-from experiments.run.study import OutOptions, Report, Study
+from experiments.run.session import Session, about_items, mapped_weights, open_run
+from experiments.run.study import ExecutorOptions, OutOptions, Report, Shard, Study, narrowed
 from experiments.run.tables import forwards_text
 from mech.errors import InputError
 from probes.items.item import Item
 
-Row = dict[str, Any]
+logger = logging.getLogger(__name__)
+
 Tables = Mapping[str, pd.DataFrame]
 
 
@@ -56,6 +65,11 @@ class ItemContext:
     def entry(self) -> str | None:
         """The run's name in run.json, where it is not the study's."""
         return None
+
+    @property
+    def learned(self) -> Mapping[str, MutableMapping[str, Any]]:
+        """What measuring adds to the context beside rows, and the end of the run reads; workers send it back."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -111,48 +125,150 @@ class ItemStudy(Study[C], Generic[C, X, U]):
         object.__setattr__(self, "run", partial(run_study, self))
 
 
-def run_study(study: ItemStudy[C, X, U], config: C) -> Report:
+def run_study(study: ItemStudy[C, X, U], config: C, executor: Executor | None = None) -> Report:
     """Measure the units whose rows are missing, write the tables, and report.
+
+    A unit that cannot be measured is reported with its name, and the others are measured: the report is then not `ok`,
+    there are no tables, and the same command measures that unit again. A shard has no tables either: they are made when
+    shards are joined.
+
+    Args:
+        study: the study.
+        config: its settings.
+        executor: what measures the units; None is what the settings say.
 
     Raises:
         InputError: a setting, an input file or the run folder cannot be used.
         FloatingPointError: the model gives numbers that are not finite.
+        Exception: what every unit failed with, where all did for one reason.
     """
-    context = study.open(config)
+    options = narrowed(config, ExecutorOptions)
+    if options.executor == "serial" and (options.workers or options.threads):
+        raise InputError("--workers and --threads are of --executor processes or ray: name one of them.")
+    with mapped_weights(executor is None and options.executor == "processes"):
+        context = study.open(config)
     session, counter = context.session, context.session.engine.forwards
-    with open_run(study, config, session.model, context.about, context.derived, context.entry) as folder:
+    about = {**context.about, **({"shard": str(options.shard)} if options.shard else {})}
+    with open_run(study, config, session.model, about, context.derived, context.entry) as folder:
+        identity = None if options.executor == "serial" else identity_of(study, config, context)
         context = study.prepare(context, folder)
-        measure_units(study, context, folder, config.quiet)
+        units = study.units(context)
+        if executor is None and identity is None:
+            executor = Serial(study, context, units)
+        elif executor is None:
+            executor = pool(study, config, folder, identity or {}, options)
+        own = range(len(units)) if options.shard is None else options.shard.places(len(units))
+        failures = measure_units(study, context, units, own, folder, executor, config.quiet)
+        if failures:
+            return Report(_not_done(failures, len(own)), ok=False)
+        session.model.require_unchanged()
+        if not executor.here:
+            learned = context.learned
+            context = study.prepare(context, folder)  # once more, with what the rows of all workers say
+            for name, found in learned.items():
+                context.learned[name].update(found)
+        counts = {"forwards_run": counter.ran, "forwards_saved": counter.saved, **executor.about}
+        if options.shard is not None:
+            folder.finish(
+                {**counts, **study.extra(context, {}), "units": len(own), "units_in_all": len(units)}
+            )
+            return Report(_shard_text(options.shard, own, len(units), str(config.out)))
         tables = {name: in_schema(name, table) for name, table in study.tables(context, folder).items()}
         for name, table in tables.items():
             folder.write_table(name, table)
         notes = [*write_left_out(folder, session), *study.notes(context, folder.rows(study.rows))]
-        counts = {"forwards_run": counter.ran, "forwards_saved": counter.saved}
         folder.finish({**counts, **study.extra(context, tables)})
     report = study.report(context, tables)
     ran = forwards_text(counter.ran, counter.saved)
     return Report("\n".join([report.text, *notes, ran, f"written to {config.out}"]), report.ok)
 
 
-def measure_units(study: ItemStudy[C, X, U], context: X, folder: RunFolder, quiet: bool) -> None:
-    """Append the rows that are missing, unit by unit; a unit that lacks a row is measured whole.
+def measure_units(
+    study: ItemStudy[C, X, U],
+    context: X,
+    units: Sequence[U],
+    own: range,
+    folder: RunFolder,
+    executor: Executor,
+    quiet: bool,
+) -> list[Outcome]:
+    """Append the rows that are missing, in the order of the units; a unit that lacks a row is measured whole.
+
+    Args:
+        study: the study.
+        context: its context, prepared.
+        units: all its units.
+        own: the places of those to measure.
+        folder: claimed for it.
+        executor: what measures them.
+        quiet: no progress bar.
+
+    Returns:
+        The units that failed.
 
     Raises:
         InputError: a row of an earlier run answers another question than the one that has its id now.
+        Exception: what every unit failed with, where all did for one reason.
     """
-    units = study.units(context)
     before = {row["id"]: row for row in folder.rows(study.rows).to_dict("records")} if study.expected else {}
-    for unit in progress(units, len(units), folder.study, quiet):
+    done = folder.done_ids(study.rows)
+    todo = []
+    for place in own:
+        unit = units[place]
         if study.expected and any(name in before for name in unit.row_ids):
             _refuse_other_questions(folder, before, study.expected(context, unit))
-        missing = set(unit.row_ids) - folder.done_ids(study.rows)
-        if unit.row_ids and not missing:
-            continue
-        rows = list(study.measure(context, unit))
-        if {row["id"] for row in rows} != set(unit.row_ids):
-            raise RuntimeError(f"'{study.name}' measured other rows of a unit than {unit.row_ids}")
-        if missing:
-            folder.append_all(study.rows, [row for row in rows if row["id"] in missing])
+        if not unit.row_ids or not done.issuperset(unit.row_ids):
+            todo.append(Task(place, unit.row_ids, _name(unit)))
+    writer = UnitWriter(folder, study.rows, context, units)
+    failures: list[Outcome] = []
+    with bar(folder.study, quiet) as told, closing(executor.run(todo)) as outcomes:
+        told(len(own) - len(todo), len(own), executor.label)
+        for n, outcome in enumerate(outcomes, len(own) - len(todo) + 1):
+            if outcome.failure is None:
+                writer.write(outcome)
+            else:
+                failures.append(outcome)
+                writer.failed(outcome)
+            beside = [executor.label, f"{len(failures)} failed" if failures else ""]
+            told(n, len(own), ", ".join(filter(None, beside)))
+    if failures and len(failures) == len(own):
+        reasons = {(type(one.failure.error), str(one.failure.error)) for one in failures if one.failure}
+        if len(reasons) == 1 and failures[0].failure:
+            failures[0].failure.again()
+    writer.note_failures()
+    return failures
+
+
+def _name(unit: Unit) -> str:
+    """What a report calls a unit: its item, where it is of one, and its rows."""
+    item = getattr(unit, "item", None)
+    rows = ", ".join([*unit.row_ids[:1], *(["…"] if len(unit.row_ids) > 1 else [])]) or "nothing to write"
+    return rows if item is None else f"{item.item_id} ({rows})"
+
+
+def _not_done(failures: Sequence[Outcome], n: int) -> str:
+    """The units that failed, each with its reason; tracebacks of errors that are no refusals are logged."""
+    lines = []
+    for one in failures:
+        if one.failure is not None:
+            error = one.failure.error
+            lines.append(f"  {one.task.name}: {type(error).__name__}: {error}")
+            if not isinstance(error, (InputError, FloatingPointError)):
+                logger.warning("%s", one.failure.trace or lines[-1].strip())
+    return "\n".join(
+        [
+            f"not done: {len(lines)} of {n} units failed:",
+            *lines,
+            "the rows of the others are kept, and no table was written: the same command measures these units again",
+        ]
+    )
+
+
+def _shard_text(shard: Shard, own: Sequence[int], n: int, out: str) -> str:
+    return (
+        f"shard {shard}: {len(own)} of {n} units are measured; `backfire merge` joins the shards and makes the tables"
+        f"\nwritten to {out}"
+    )
 
 
 def _refuse_other_questions(

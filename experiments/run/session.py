@@ -6,7 +6,9 @@ import dataclasses
 import hashlib
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,15 +139,28 @@ def _read_ids(path: Path | None) -> list[str] | None:
     return ids
 
 
+_MAPPED: ContextVar[bool] = ContextVar("mapped", default=False)
+
+
+@contextmanager
+def mapped_weights(mapped: bool = True) -> Iterator[None]:
+    """Models that are opened in the body map their weights from the file, so that processes share them."""
+    token = _MAPPED.set(mapped)
+    try:
+        yield
+    finally:
+        _MAPPED.reset(token)
+
+
 def open_model(args: ModelOptions, wording: Wording | None = None) -> Model:
     """The model that --model names, checked; --allow-special-in-content says how it reads messages.
 
     Raises:
         InputError: as `load_model`, or its template does not know the role that the wording gives to observations.
     """
-    model = dataclasses.replace(
-        load_model(args.model, **_loading(args)), special_in_content=args.allow_special_in_content
-    )
+    mapped: dict[str, Any] = {"mapped": True} if _MAPPED.get() else {}
+    model = load_model(args.model, **_loading(args), **mapped)
+    model = dataclasses.replace(model, special_in_content=args.allow_special_in_content)
     if wording is not None:
         require_role(model, wording.observation_role)
     return model

@@ -409,6 +409,75 @@ class OutOptions(FolderOptions):
     quiet: Annotated[bool, Flag("no progress bars", presentation=True)] = False
 
 
+@dataclass(frozen=True)
+class Shard:
+    """One of `of` parts, `number` counted from 1; str: NUMBER/OF."""
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def places(self, n: int) -> range:
+        """Which of n units in order are its own: a run of them, so that shards one after another give all in order."""
+        return range(n * (self.number - 1) // self.of, n * self.number // self.of)
+
+
+def shard(text: str) -> Shard:
+    """`2/8` as a shard."""
+    number, slash, of = text.partition("/")
+    if not slash or not 1 <= whole_number(number) <= whole_number(of):
+        raise ValueError(f"'{text}' is no part of a whole such as 1/8 or 8/8")
+    return Shard(int(number), int(of))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorOptions:
+    """Where the units of a study are measured; no row depends on it."""
+
+    executor: Annotated[
+        Literal["serial", "processes", "ray"],
+        Flag("where units are measured: in this process, in several, or on a Ray cluster", presentation=True),
+    ] = "serial"
+    workers: Annotated[
+        int | None,
+        Flag("how many workers; by default as many as there are CPUs", positive, presentation=True),
+    ] = None
+    threads: Annotated[
+        int | None,
+        Flag(
+            "threads of a worker; by default the CPUs divided by the workers, on Ray 1",
+            positive,
+            presentation=True,
+        ),
+    ] = None
+    address: Annotated[
+        str, Flag("Ray cluster: auto, HOST:PORT, or local to start one here", presentation=True)
+    ] = "auto"
+    shard: Annotated[
+        Shard | None,
+        Flag(
+            "I/N: the I-th of N parts of the units, in a folder of its own (`backfire merge`)",
+            shard,
+            presentation=True,
+        ),
+    ] = None
+
+
+def require_whole(options: ExecutorOptions, name: str) -> None:
+    """Raise InputError where a study that is no map over units of its own is asked for a shard."""
+    if options.shard is not None:
+        raise InputError(f"`{name}` has no shards: leave out --shard.")
+
+
+def require_serial(options: ExecutorOptions, name: str) -> None:
+    """Raise InputError where a study that runs in one process is asked for workers or a shard."""
+    require_whole(options, name)
+    if options.executor != "serial":
+        raise InputError(f"`{name}` runs in one process: leave out --executor {options.executor}.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """Which engine."""
@@ -419,7 +488,7 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(EngineOptions, OutOptions):
+class RunOptions(EngineOptions, ExecutorOptions, OutOptions):
     """How a run on an engine goes."""
 
     cache: Annotated[

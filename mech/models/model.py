@@ -12,6 +12,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mech.errors import InputError
+from mech.models.hashes import Hashed
 from mech.models.lengths import Limit, limits
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class Model:
 
     `n_kv_heads` < `n_heads` means grouped-query attention, where `hook_k`/`hook_v` have `n_kv_heads` heads and
     `hook_z`/`hook_q`/`hook_pattern` have `n_heads`. `special_in_content`: a special token spelt in a message is read as
-    that token, not as text (`mech.models.chat`).
+    that token, not as text (`mech.models.chat`). `mapped`: the files that the weights are mapped from.
     """
 
     bridge: TransformerBridge
@@ -49,6 +50,7 @@ class Model:
     identity: Identity
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     special_in_content: bool = False
+    mapped: tuple[Hashed, ...] = ()
     _logged: set[str] = field(default_factory=set, repr=False, compare=False)
 
     @property
@@ -132,6 +134,14 @@ class Model:
             self._logged.add(note)
             logger.warning("%s: a sequence of %d tokens is %s.", self.identity.name, n_tokens, note)
         return [note]
+
+    def require_unchanged(self) -> None:
+        """Raise InputError where a file that the weights are mapped from has changed since it was hashed."""
+        for file in self.mapped:
+            if not file.still():
+                raise InputError(
+                    f"The file '{file.path}' has changed, and the weights of '{self.identity.name}' with it."
+                )
 
     def require_eval_mode(self) -> None:
         """Raise InputError naming the first module in training mode, in which dropout changes every run."""

@@ -43,12 +43,14 @@ PRESENTATION = {
     "cluster",
     "metric",
     "within",
+    *("executor", "workers", "threads", "address", "shard"),
 }
 OTHERWISE = {
     ("import", "format"): False,
     ("import", "report"): True,
     ("circuit", "metric"): False,
     ("calibrate", "from"): True,
+    ("bench-sandbox", "workers"): False,
 }
 """(study, option) → whether it only presents, where that is not so of all options of its name."""
 
@@ -68,6 +70,8 @@ def other_value(option: Option, folder: Path) -> str:
         return "pre,succ"
     if option.name == "k":
         return "3,16"
+    if option.name == "shard":
+        return "2/3"
     if option.name == "detectors":
         return "3,5,6"
     if option.name == "control-kinds":
