@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from mech.engine import packed, reference
-from mech.engine.blocks import sliding_window
+from mech.engine.layout import sliding_window
 from mech.engine.prefix_cache import PrefixCache
 from mech.engine.queries import Query
 from mech.heads import Head, HeadSet

@@ -34,8 +34,9 @@ from mech.models.model import Model
 __all__ = ["MAX_NODES", "Engine", "ForwardCounter", "Run"]
 
 MAX_NODES = 640
-"""Nodes in one packed row: more share the matrix products better, but attention in the row grows with the square."""
-
+"""Nodes in one forward of a packed row: more share the matrix products no better, and take more memory."""
+ROW_NODES = 16_384
+"""Nodes in one packed row, whose keys and values stay in memory until it is read."""
 
 KEPT_PREFIXES = 4
 KEPT_BYTES = 500_000_000
@@ -158,9 +159,10 @@ class Engine:
             prefix_cache = self.prefix_cache(
                 chosen[0].tokens[: self._shared(chosen, shared)], chosen[0].intervention
             )
-            for batch in batches(chosen, len(prefix_cache), MAX_NODES):
-                self.forwards.ran += 1
-                answers = packed.score_row(self.model, [chosen[i] for i in batch], prefix_cache)
+            for batch in batches(chosen, len(prefix_cache), ROW_NODES):
+                row = [chosen[i] for i in batch]
+                answers, forwards = packed.run_scores(self.model, row, prefix_cache, MAX_NODES)
+                self.forwards.ran += forwards
                 scores.update({members[i]: answer for i, answer in zip(batch, answers, strict=True)})
         return [scores[index] for index in range(len(queries))]
 

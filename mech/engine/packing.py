@@ -23,20 +23,25 @@ from mech.interventions.intervention import Intervention
 from mech.models.model import Model
 
 
-def insert(trie: Trie, query: Query) -> tuple[int, ...]:
-    """Add a query's sequence after the prefix; copies under other edits part at the first position edited otherwise."""
+def tagged(query: Query, prefix_length: int) -> list[tuple[int, str]]:
+    """The query's tokens after the prefix, each with a tag of all local edits that have begun at its position."""
     starts: dict[int, list[Edit | Knockout]] = {}
     for edit in query.intervention.local.edits:
         starts.setdefault(query.positions(edit)[0], []).append(edit)
-    below = range(trie.prefix_length, len(query.tokens))
     begun: list[Edit | Knockout] = []
-    tag, tags = "", []
-    for position in below:
+    tag, out = "", []
+    for position in range(prefix_length, len(query.tokens)):
         if position in starts:
             begun += starts[position]
             tag = Intervention(tuple(begun)).fingerprint
-        tags.append(tag)
-    return trie.insert([query.tokens[i] for i in below], tags)
+        out.append((query.tokens[position], tag))
+    return out
+
+
+def insert(trie: Trie, query: Query) -> tuple[int, ...]:
+    """Add a query's sequence after the prefix; copies under other edits part at the first position edited otherwise."""
+    below = tagged(query, trie.prefix_length)
+    return trie.insert([token for token, _ in below], [tag for _, tag in below])
 
 
 def place(
@@ -76,6 +81,31 @@ def place(
             edit = replace(edit, where=where, value=edit.value[own])
         locations.append(EditLocation(edit, rows, columns))
     return locations
+
+
+def within(
+    locations: Sequence[EditLocation], start: int, stop: int, prefix_length: int
+) -> list[EditLocation]:
+    """What of these locations acts on the nodes from `start` to `stop`, when only those are run, after those before."""
+    here = []
+    for location in locations:
+        edit, rows, columns = location.edit, location.rows, location.columns
+        if rows is not None:
+            own = ((rows >= start) & (rows < stop)).nonzero()[:, 0]
+            if not len(own):
+                continue
+            rows = rows[own] - start
+            if isinstance(edit, Edit) and edit.value is not None and edit.value.ndim == 2:
+                where = (
+                    tuple(edit.where[at] for at in own.tolist())
+                    if isinstance(edit.where, tuple)
+                    else edit.where
+                )
+                edit = replace(edit, where=where, value=edit.value[own])
+            if columns is not None:
+                columns = columns[columns < prefix_length + stop]
+        here.append(EditLocation(edit, rows, columns))
+    return here
 
 
 def batches(queries: Sequence[Query], prefix_length: int, max_nodes: int) -> list[list[int]]:
