@@ -156,6 +156,7 @@ def merged(
         parts: each node sees a key, itself, in one of them.
         scale: of the scores.
     """
+    one_part = _kernel if q.device.type == "cpu" else _plain
     n_kv_heads = seen[-1][0].shape[1]
     grouped = q[0].unflatten(0, (n_kv_heads, -1)).transpose(0, 1)  # [group, kv_head, node, d_head], a view
     out: Tensor | None = None
@@ -164,7 +165,7 @@ def merged(
         keys, values = (
             one[:, :, part.keys].expand(len(grouped), -1, -1, -1) for one in seen[0 if part.of_prefix else -1]
         )
-        own, own_lse = _attention(grouped[:, :, part.queries], keys, values, part, scale)
+        own, own_lse = one_part(grouped[:, :, part.queries], keys, values, part, scale)
         if out is None or lse is None:
             if own.shape == grouped.shape:
                 out, lse = own.to(own_lse.dtype), own_lse
@@ -180,21 +181,26 @@ def merged(
     return out.permute(2, 1, 0, 3).flatten(1)[None]
 
 
-def _attention(
+def _kernel(
     q: Float[Tensor, "group kv_head query d_head"], k: Tensor, v: Tensor, part: Part, scale: float
 ) -> tuple[Tensor, Float[Tensor, "group kv_head query"]]:
-    """Attention over one part's keys, and the log of the sum of its exponentials, at least in float32."""
-    if q.device.type == "cpu":
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, part.causal, attn_mask=part.mask, scale=scale
-        )
-        return out, lse
+    """Attention over one part's keys, and the log of the sum of its exponentials, at least in float32: the CPU's."""
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, part.causal, attn_mask=part.mask, scale=scale
+    )
+    return out, lse
+
+
+def _plain(
+    q: Float[Tensor, "group kv_head query d_head"], k: Tensor, v: Tensor, part: Part, scale: float
+) -> tuple[Tensor, Float[Tensor, "group kv_head query"]]:
+    """The same by matrix products, on any device."""
     scores = (q @ k.transpose(-2, -1)) * scale
     scores = scores if scores.dtype == torch.float64 else scores.float()
     if part.causal:
         ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores.masked_fill_(ahead, -torch.inf)
     elif part.mask is not None:
-        scores = scores + part.mask
+        scores += part.mask
     lse = torch.logsumexp(scores, dim=-1)
     return torch.exp(scores - lse[..., None]).to(v.dtype) @ v, lse
