@@ -13,13 +13,16 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
+import numpy as np
 import torch
 
+from mech.engine.layout import slides, sliding_window
 from mech.engine.queries import Query
 from mech.engine.trie import Trie
 from mech.interventions.edits import Edit, Knockout
 from mech.interventions.hooks import EditLocation
 from mech.interventions.intervention import Intervention
+from mech.interventions.sites import require_fit
 from mech.models.model import Model
 
 
@@ -64,6 +67,9 @@ def place(
     """
     locations = []
     for edit in query.intervention.local.edits:
+        if isinstance(edit, Knockout) and not _cuts(model, query, edit):
+            require_fit(model, edit)
+            continue
         nodes = [path[position - prefix_length] for position in query.positions(edit)]
         own = [at for at, node in enumerate(nodes) if node not in placed]
         if not own:
@@ -81,6 +87,13 @@ def place(
             edit = replace(edit, where=where, value=edit.value[own])
         locations.append(EditLocation(edit, rows, columns))
     return locations
+
+
+def _cuts(model: Model, query: Query, edit: Knockout) -> bool:
+    """Whether one of the edges exists: those to later positions or out of a sliding window are masked anyway."""
+    distances = np.subtract.outer(np.asarray(query.positions(edit)), np.asarray(edit.sources))
+    window = sliding_window(model) if 0 <= edit.layer < model.n_layers and slides(model, edit.layer) else None
+    return bool(((distances >= 0) & (distances < (window or np.inf))).any())
 
 
 def within(
