@@ -160,7 +160,7 @@ def open_redrawn(args: ModelOptions, seed: int, name: str) -> Model:
 
 def open_engine(model: Model, args: RunOptions) -> Engine:
     """The model in an engine, with its cache folder and the chosen path."""
-    return Engine(model, cache_dir=args.cache, slow=args.engine == "reference")
+    return Engine(model, cache_dir=args.cache, slow=args.engine == "reference", memory=args.memory)
 
 
 def open_session(args: SessionOptions, one_env: bool = False) -> Session:

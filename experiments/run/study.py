@@ -226,6 +226,14 @@ def positive(text: str) -> int:
     return value
 
 
+def n_bytes(text: str) -> int:
+    """`4GiB`, `900MiB`: a number of bytes, at least 1."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(GiB|MiB)\s*", text)
+    if found is None or not float(found[1]):
+        raise ValueError(f"{text} is no size: write it like 4GiB or 900MiB")
+    return int(float(found[1]) * (2**30 if found[2] == "GiB" else 2**20))
+
+
 def not_negative(text: str) -> int:
     """A whole number of at least 0."""
     value = whole_number(text)
@@ -407,6 +415,14 @@ class EngineOptions:
     engine: Annotated[
         Literal["packed", "reference"], Flag("reference: one hooked full forward a question")
     ] = "packed"
+    memory: Annotated[
+        int | None,
+        Flag(
+            "bound on the process's memory, such as 4GiB: rows, sweeps and caches are cut to fit",
+            n_bytes,
+            presentation=True,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

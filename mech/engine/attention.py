@@ -101,10 +101,9 @@ def _projected(
     """Queries [1, n_heads, node, d_head], keys and values [1, n_kv_heads, node, d_head], normalised and rotated."""
     flat = [attention.q(hidden), attention.k(hidden), attention.v(hidden)]
     phase = getattr(attention, "_qk_norm_phase", None)
-    if isinstance(attention, PositionEmbeddingsAttentionBridge):
-        d_head = attention.original_component.head_dim
-    else:
-        d_head = flat[0].shape[-1] // attention.config.n_heads
+    inner: Any = attention.original_component
+    rotary = isinstance(attention, PositionEmbeddingsAttentionBridge)
+    d_head = inner.head_dim if rotary else flat[0].shape[-1] // attention.config.n_heads
     if phase == "pre_reshape":
         flat[0], flat[1] = _normed(attention, flat[0], flat[1])
     q, k, v = (one.unflatten(-1, (-1, d_head)).transpose(1, 2) for one in flat)

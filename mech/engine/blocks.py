@@ -73,7 +73,8 @@ class RowCache:
         end = self.used + new.shape[-2]
         memory = self._memory.get((which, layer))
         if memory is None or memory.shape[-2] < end:
-            grown = new.new_empty(*new.shape[:-2], max(self.room, end + ROOM), new.shape[-1])
+            size = self.room if end <= self.room else end + ROOM
+            grown = new.new_empty(*new.shape[:-2], size, new.shape[-1])
             if memory is not None:
                 grown[:, :, : self.used] = memory[:, :, : self.used]
             self._memory[which, layer] = memory = grown
@@ -194,10 +195,11 @@ def _quiet_norms(block: Any) -> list[NormalizationBridge]:
 
 def _quiet(norm: NormalizationBridge) -> Callable[..., Tensor]:
     """A norm's forward without those values: the stock module between its own hooks."""
+    inner: Any = norm.original_component
 
     def forward(hidden_states: Tensor, **_: Any) -> Tensor:
         hidden = norm.hook_in(hidden_states)
-        output: Tensor = norm.hook_out(norm.original_component(hidden).to(hidden.dtype))
+        output: Tensor = norm.hook_out(inner(hidden).to(hidden.dtype))
         return output
 
     return forward

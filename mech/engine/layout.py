@@ -12,11 +12,11 @@ see are in no part but such a mask's, and every (node, key) pair that is seen is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -210,7 +210,7 @@ class Layout:
 
 
 def layout(
-    model: Model, positions: Sequence[int], parents: Sequence[int], prefix_length: int, first: int = 0
+    model: Model, positions: npt.ArrayLike, parents: npt.ArrayLike, prefix_length: int, first: int = 0
 ) -> Layout:
     """The layout of a row over a prefix cache.
 

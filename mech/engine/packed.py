@@ -104,14 +104,22 @@ def run_row(
 
 
 def grow(
-    model: Model, prefix_cache: PrefixCache, tokens: Sequence[int], intervention: Intervention
+    model: Model,
+    prefix_cache: PrefixCache,
+    tokens: Sequence[int],
+    intervention: Intervention,
+    max_nodes: int | None = None,
 ) -> PrefixCache:
-    """The prefix cache extended by these tokens, computed under the all-position part of the intervention."""
+    """The prefix cache extended by these tokens, computed under the all-position part of the intervention.
+
+    `max_nodes`: tokens in one forward; None takes them all.
+    """
     everywhere = intervention.everywhere
     prefix_cache.require(prefix_cache.tokens, everywhere.fingerprint)
     trie = Trie(len(prefix_cache))
     trie.insert(list(tokens), [""] * len(tokens))
-    run = run_row(model, trie, prefix_cache, [EditLocation(edit, None) for edit in everywhere.edits])
+    locations = [EditLocation(edit, None) for edit in everywhere.edits]
+    run = run_row(model, trie, prefix_cache, locations, max_nodes=max_nodes)
     return PrefixCache(
         prefix_cache.tokens, everywhere.fingerprint, prefix_cache.keys, prefix_cache.values
     ).extend(tokens, run.keys, run.values)

@@ -86,7 +86,8 @@ def score_interventions(engine: Engine, run: Run, changes: Sequence[Intervention
     layers = {index: _by_layer(changes[index]) for index in changed}
     marks = {index: _marks(model, layers[index]) for index in changed}
     changed.sort(key=lambda index: marks[index])  # those that are equal up to a layer are neighbours
-    step = max(1, SWEEP_NODES // len(query.action))
+    nodes = engine.forward_nodes(len(query.tokens), SWEEP_NODES)
+    step = max(1, nodes // len(query.action))
     for start in range(0, len(changed), step):
         group = changed[start : start + step]
         rows = _side_by_side(
