@@ -33,6 +33,7 @@ OPTIONS = [(name, option) for name, study in ALL.items() for option in study.opt
 PRESENTATION = {
     "out",
     "cache",
+    "memory",
     "quiet",
     "keep",
     "format",
@@ -58,6 +59,8 @@ def other_value(option: Option, folder: Path) -> str:
     if option.type is Path:
         (folder / "file").write_text("contents")
         return str(folder / "file")
+    if option.name == "memory":
+        return "4GiB"
     if option.name in ("one", "other"):
         return "pre,succ"
     if option.name == "k":
