@@ -74,7 +74,7 @@ def _table(listed: Sequence[Flag]) -> Iterator[str]:
     for flag in listed:
         choices = f" (one of {', '.join(f'`{one}`' for one in flag.choices)})" if flag.choices else ""
         default = f"`{_cell(flag.default)}`" if flag.default else ""
-        yield f"| `{flag.words}` | {default} | {_cell(flag.help)}{choices} |"
+        yield f"| `{' '.join(filter(None, (flag.words, flag.value)))}` | {default} | {_cell(flag.help)}{choices} |"
 
 
 def run_folder_page() -> str:
@@ -113,26 +113,28 @@ def run_folder_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _files(columns: Mapping[str, tuple[str, ...]], said: Mapping[str, str], suffix: str) -> Iterator[str]:
-    names = {id(value): name for name, value in vars(schema).items() if name.isupper()}
+def _files(
+    columns: Mapping[str, tuple[str, ...]], said: Mapping[tuple[str, str], str], suffix: str
+) -> Iterator[str]:
     for file, listed in columns.items():
-        yield from ("", f"### {file}.{suffix}", "")
-        comment = said.get(names[id(listed)])
-        if comment:
-            yield from (comment, "")
+        yield from ("", f"### {file}.{suffix}", "", said[file, suffix], "")
         yield ", ".join(f"`{one}`" for one in listed)
 
 
-def _comments(source: str) -> dict[str, str]:
-    """Name → the comment lines directly above its assignment."""
+def _comments(source: str) -> dict[tuple[str, str], str]:
+    """(file, suffix) → the comment lines directly above the file's entry in ROWS or TABLES."""
     lines = source.splitlines()
-    found: dict[str, str] = {}
+    found: dict[tuple[str, str], str] = {}
     for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            first = node.lineno - 1
-            while lines[first - 1].startswith("# "):
+        if not (isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict)):
+            continue
+        suffix = {"ROWS": "jsonl", "TABLES": "csv"}[ast.unparse(node.target)]
+        for key in node.value.keys:
+            assert isinstance(key, ast.Constant)
+            last = first = key.lineno - 1
+            while lines[first - 1].startswith("    # "):
                 first -= 1
-            found[node.targets[0].id] = " ".join(line[2:] for line in lines[first : node.lineno - 1])
+            found[key.value, suffix] = " ".join(line.removeprefix("    # ") for line in lines[first:last])
     return found
 
 

@@ -13,7 +13,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pictures under their path in the repository."""
     root = config.config_file_path.rpartition("/")[0]
     site = (config.site_dir, config.use_directory_urls)
-    for name in ("carried", "carried_other", "profiles", "rollouts", "split_bars"):
+    for name in ("joint", "joint_other", "patch", "profiles", "rollout", "summary"):
         files.append(File(f"{PICTURES}/{name}.png", root, *site))
     return files
 

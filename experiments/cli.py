@@ -76,6 +76,7 @@ class Flag:
     """One line of `backfire NAME --help`: how the option is written, its choices, its default, what it means."""
 
     words: str
+    value: str
     choices: tuple[str, ...]
     default: str
     help: str
@@ -87,6 +88,7 @@ def flags(name: str) -> list[Flag]:
     found = []
     for option in study.options:
         words = option.name.upper() if option.positional else f"--{option.name}"
+        value = "" if option.switch or option.positional else option.word
         if option.switch:
             default = ""
         elif isinstance(option.default, tuple):
@@ -94,7 +96,7 @@ def flags(name: str) -> list[Flag]:
         else:
             default = "" if option.default is None else str(option.default)
         note = " (may be given several times)" if option.repeatable else ""
-        found.append(Flag(words, tuple(option.choices or ()), default, option.help + note))
+        found.append(Flag(words, value, tuple(option.choices or ()), default, option.help + note))
     return found
 
 

@@ -94,7 +94,7 @@ def first_number(common: dict[str, Any]) -> None:
 def conclusion(out: Path) -> str:
     """The three numbers in plain words, and where everything is."""
     summary = read_frame(out / "summary.csv").set_index("measure")
-    table = read_frame(out / "carried.csv").query("metric == 'logprob' and controls == 'random'")
+    table = read_frame(out / "joint.csv").query("metric == 'logprob' and controls == 'random'")
     by_method = table.set_index("method")
     cut, added = by_method.loc["knockout"], by_method.loc["denoise"]
     gain, copy, sem = (summary.loc[name] for name in ("G", "copy", "sem"))
@@ -112,7 +112,7 @@ def conclusion(out: Path) -> str:
         f"{added['share']:.0%} of it.",
         "",
         f"pictures: {out / 'figures'}",
-        f"tables:   {out} (summary.csv, heads.csv, carried.csv, …)",
+        f"tables:   {out} (summary.csv, heads.csv, joint.csv, …)",
         "more:     backfire mechanism --limit 24 --plan --out runs/mechanism",
     ]
     return "\n".join(lines)
@@ -139,7 +139,6 @@ def _step(study: Study[Any], config: Any) -> Report:
 
 STUDY = Study(
     "demo",
-    "run the main job on the bundled model: measure, find heads, patch and cut them, draw",
     "backfire demo --out runs/demo",
     DemoConfig,
     run,

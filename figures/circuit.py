@@ -26,6 +26,16 @@ from figures.head_map import finish_map, head_grid, panel_height
 from figures.layout import arms
 from figures.load import FigureError, MissingTable, is_true, read_table, refuse_doubles
 
+READS = {
+    "circuit.csv": (
+        *("method", "criterion", "target", "k", "reached", "test_set", "metric", "necessity"),
+        *("necessity_lo", "necessity_hi", "sufficiency", "sufficiency_lo", "sufficiency_hi"),
+        *("faithfulness", "faithfulness_lo", "faithfulness_hi", "n"),
+    ),
+    "circuit_curve.csv": ("method", "test_set", "metric", "k", "share", "ci_lo", "ci_hi", "n"),
+    "circuit_ranking.csv": ("layer", "head", "n_methods", "selected"),
+}
+"""Table → the columns that are read of it."""
 LOOKS: dict[str, tuple[str, str, str]] = {
     "score": ("#0072B2", "o", "by score on random tokens"),
     "attribution": ("#E69F00", "s", "by attribution"),
@@ -88,8 +98,8 @@ def circuit_numbers(curve: pd.DataFrame, circuit: pd.DataFrame) -> pd.DataFrame:
 
 def draw_circuit(run: Path) -> list[Path]:
     """Write the figure `circuit`; returns its three files."""
-    circuit, ranking = read_table(run, "circuit.csv"), read_table(run, "circuit_ranking.csv")
-    numbers = circuit_numbers(read_table(run, "circuit_curve.csv"), circuit)
+    circuit, ranking = read_table(run, "circuit.csv", READS), read_table(run, "circuit_ranking.csv", READS)
+    numbers = circuit_numbers(read_table(run, "circuit_curve.csv", READS), circuit)
     criterion, target = str(circuit["criterion"].iloc[0]), float(circuit["target"].iloc[0])
     grid = head_grid(ranking, "n_methods")
     with style.styled():

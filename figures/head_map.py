@@ -1,12 +1,6 @@
-"""Layer × head maps: prefix-matching scores, and each head's share of Δcopy by noising and by denoising.
-
-Scores are on a sequential scale from 0; shares on a diverging one centred at 0 with symmetric limits, because
-a head may also hold copying back. Selected heads are outlined. Layers and heads count from 0.
-"""
+"""What layer × head maps share: the grid, outlines of selected heads, the colour bar. Layers and heads count from 0."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,19 +11,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from figures import style
-from figures.load import (
-    DIFFERENCES,
-    FigureError,
-    Heads,
-    head_shares,
-    read_heads,
-)
-
-TITLES = {
-    "denoise": "Denoising (sufficiency): run without the record, the head's z taken from the run with it",
-    "noise": "Noising (necessity): run with the record, the head's z taken from the run without it",
-}
+from figures.load import FigureError, Heads
 
 
 def head_grid(table: pd.DataFrame, column: str) -> np.ndarray:
@@ -45,58 +27,14 @@ def head_grid(table: pd.DataFrame, column: str) -> np.ndarray:
     return grid
 
 
-def draw_head_scores(run: Path, selected: Heads) -> list[Path]:
-    """Write the figure `head_scores` (prefix-matching score per head); returns its three files."""
-    heads = read_heads(run)
-    grid = head_grid(heads, "prefix_matching")
-    with style.styled():
-        figure, (axes,) = style.new_figure(height=0.75 + panel_height(grid))
-        image = axes.imshow(grid, cmap=style.SEQUENTIAL, vmin=0.0, vmax=_top(grid), aspect="auto")
-        finish_map(figure, axes, image, grid, selected, "prefix-matching score")
-        axes.set_title(_with_outline("Prefix-matching score on repeated random tokens", selected))
-        return style.save(
-            figure, _numbers(heads[["layer", "head", "prefix_matching"]], selected), run, "head_scores"
-        )
-
-
-def draw_head_effects(run: Path, selected: Heads, metric: str = "logprob") -> list[Path]:
-    """Write the figure `head_effects` (share of Δcopy per head, a panel per direction); returns its files."""
-    shares = head_shares(run, metric)
-    present = list(shares)
-    grids = {direction: 100 * head_grid(table, "share") for direction, table in shares.items()}
-    height = sum(0.72 + panel_height(grid) for grid in grids.values())
-    with style.styled():
-        figure, panels = style.new_figure(height, n_rows=len(present))
-        for axes, direction in zip(panels, present, strict=True):
-            grid = grids[direction]
-            limit = _top(np.abs(grid))
-            image = axes.imshow(grid, cmap=style.DIVERGING, vmin=-limit, vmax=limit, aspect="auto")
-            finish_map(figure, axes, image, grid, selected, share_label(metric))
-            axes.set_title(TITLES[direction])
-        figure.supxlabel(
-            _outline_note(selected, int(shares[present[0]]["n"].iloc[0])), fontsize=8, color=style.MUTED
-        )
-        tables = [
-            _numbers(table, selected).assign(direction=direction) for direction, table in shares.items()
-        ]
-        return style.save(figure, pd.concat(tables), run, "head_effects")
-
-
-def share_label(metric: str) -> str:
-    """The colour bar's words, in two lines where the metric takes many."""
-    what = DIFFERENCES[metric]
-    return (
-        f"share of {what}, %" if len(what) < 10 else f"share of {what.replace(' of ', chr(10) + 'of ', 1)}, %"
-    )
-
-
-def _numbers(table: pd.DataFrame, selected: Heads) -> pd.DataFrame:
+def marked(table: pd.DataFrame, selected: Heads) -> pd.DataFrame:
+    """The table with the column `selected`."""
     chosen = set(selected)
     marks = [(layer, head) in chosen for layer, head in zip(table["layer"], table["head"], strict=True)]
     return table.assign(selected=marks)
 
 
-def _top(grid: np.ndarray) -> float:
+def top(grid: np.ndarray) -> float:
     """The largest value, as the end of the scale; 1 where all are zero, so that there is a scale."""
     finite = grid[np.isfinite(grid)]
     return float(finite.max()) if finite.size and finite.max() > 0 else 1.0
@@ -133,12 +71,3 @@ def finish_map(
     bar = figure.colorbar(image, ax=axes, label=label, fraction=0.05, pad=0.015, aspect=14)
     bar.outline.set_visible(False)
     return bar
-
-
-def _with_outline(title: str, selected: Heads) -> str:
-    return f"{title}; outlined: the {len(selected)} selected heads" if selected else title
-
-
-def _outline_note(selected: Heads, n_items: int) -> str:
-    note = f"Ratio of sums over {n_items} items; each panel has its own scale."
-    return note + (f" Outlined: the {len(selected)} selected heads." if selected else "")

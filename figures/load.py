@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,82 +11,18 @@ import pandas as pd
 
 Heads = list[tuple[int, int]]
 
-REQUIRED: dict[str, tuple[str, ...]] = {
-    "summary.csv": ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "n"),
+READS = {
     "heads.csv": ("layer", "head", "prefix_matching"),
-    "shares.csv": (
-        *("metric", "direction", "layer", "head", "effect_nats", "share", "ci_lo", "ci_hi", "n"),
-        *("site", "at", "from", "to", "kv_head"),
-    ),
-    "redundancy.csv": (
-        *("metric", "direction", "set", "joint_share", "share_lo", "share_hi", "n"),
-        *("site", "at", "from", "to"),
-    ),
-    "direct.csv": (
-        *(
-            "metric",
-            "direction",
-            "kind",
-            "layer",
-            "head",
-            "total_share",
-            "total_nats",
-            "direct_share",
-            "role",
-            "n",
-        ),
+    "patch.csv": (
+        *("metric", "direction", "layer", "head", "effect_nats", "share", "n", "site", "at"),
         *("from", "to"),
     ),
-    "layers.csv": ("metric", "site", "direction", "layer", "share", "ci_lo", "ci_hi", "n", "from", "to"),
-    "path.csv": (
-        *("metric", "set", "kind", "k", "share", "ci_lo", "ci_hi", "n", "random_lo", "random_hi"),
-        *("n_controls", "p", "how", "from", "to"),
-    ),
-    "attribution.csv": (
-        *("metric", "item_id", "direction", "site", "layer", "head", "effect_nats", "estimate_nats"),
-    ),
-    "ablation.csv": ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n"),
-    "carried.csv": (
-        *("env", "from", "to", "metric", "method", "direction", "set", "k", "share", "ci_lo", "ci_hi"),
-        *("controls", "n_controls", "control_mean", "control_lo", "control_hi", "n"),
-    ),
-    "controls.csv": ("set", "k", "n_controls", "p", "control", "percentile"),
-    "offtarget.csv": (
-        *("set", "kind", "k", "quantity", "change", "ci_lo", "ci_hi", "delta", "equivalent", "n"),
-    ),
-    "agreement.csv": (
-        *("metric", "direction", "score", "statistic", "k", "estimate", "ci_lo", "ci_hi", "chance", "n"),
-        *("n_heads", "uses_task_data", "effects_nats", "delta_nats"),
-    ),
-    "circuit.csv": (
-        *("method", "criterion", "target", "k", "reached", "test_set", "metric"),
-        *("necessity", "necessity_lo", "necessity_hi", "sufficiency", "sufficiency_lo", "sufficiency_hi"),
-        *("faithfulness", "faithfulness_lo", "faithfulness_hi", "n"),
-    ),
-    "circuit_curve.csv": ("method", "test_set", "metric", "k", "share", "ci_lo", "ci_hi", "n"),
-    "circuit_ranking.csv": ("layer", "head", "n_methods", "selected"),
-    "breakdown.csv": ("model", "env", "by", "level", "measure", "mean", "ci_lo", "ci_hi", "n"),
-    "manipulations.csv": (
-        *("model", "env", "condition", "delta", "ci_lo", "ci_hi", "n", "p_holm", "G", "equivalent"),
-    ),
-    "equivalence.csv": ("model", "env", "measure", "delta"),
-    "profiles.csv": ("model", "env", "measure", "axis", "level", "mean", "ci_lo", "ci_hi", "n"),
-    "scaling.csv": ("model", "n_parameters", "env", "measure", "mean", "ci_lo", "ci_hi", "n"),
-    "rollout_rates.csv": ("model", "env", "arm", "metric", "mean", "ci_lo", "ci_hi", "n"),
-    "survival.csv": ("model", "env", "arm", "t", "at_risk", "events", "survival", "ci_lo", "ci_hi"),
-    "item_pairs.csv": (
-        *("kind", "item_id", "condition", "candidate", "measure", "unit", "found_in"),
-        *("ours", "published", "difference"),
-    ),
-    "predict.csv": ("model", "env", "arm", "predictor", "auc", "ci_lo", "ci_hi", "n"),
-    "calibration.csv": (
-        *("model", "env", "arm", "predictor", "predicted", "observed", "ci_lo", "ci_hi", "n"),
-    ),
-    "scaling_fit.csv": (
-        *("env", "group", "n_models", "slope", "intercept", "crossing_parameters", "loo_lo", "loo_hi"),
-        "note",
+    "direct.csv": (
+        *("metric", "direction", "kind", "layer", "head", "total_share", "total_nats", "n", "from"),
+        *("to",),
     ),
 }
+"""Table → the columns that are read of it."""
 _TEXT = {
     *("model", "env", "measure", "item_id", "direction", "set", "kind", "by", "level", "condition", "axis"),
     *("group", "note", "site", "control", "quantity", "score", "statistic", "method", "controls"),
@@ -140,8 +77,8 @@ class MissingTable(FigureError):
     """The run folder lacks the table or the rows that a figure needs: the study was not run."""
 
 
-def read_table(run: Path, name: str) -> pd.DataFrame:
-    """Read `run/name` with its required columns present and its numbers numeric.
+def read_table(run: Path, name: str, reads: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Read `run/name` with the columns `reads[name]` present and its numbers numeric.
 
     Raises:
         MissingTable: there is no such file, or it has no rows.
@@ -154,12 +91,12 @@ def read_table(run: Path, name: str) -> pd.DataFrame:
         table = pd.read_csv(path, **_READING)
     except (OSError, ValueError, OverflowError) as error:  # pandas' own errors are ValueErrors
         raise FigureError(f"{name} is not a readable csv table ({error}).") from error
-    missing = [column for column in REQUIRED[name] if column not in table.columns]
+    missing = [column for column in reads[name] if column not in table.columns]
     if missing:
         raise FigureError(f"{name} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}.")
     if table.empty:
         raise MissingTable(f"{name} has no rows.")
-    for column in REQUIRED[name]:
+    for column in reads[name]:
         if column in _TEXT:
             if column in _NAMES and table[column].isna().any():
                 raise FigureError(f"{name} has an empty cell in the column {column}.")
@@ -193,7 +130,7 @@ def of_metric(table: pd.DataFrame, name: str, metric: str) -> pd.DataFrame:
     return rows
 
 
-def read_arms(run: Path, name: str, named: str = "model") -> pd.DataFrame:
+def read_arms(run: Path, name: str, reads: Mapping[str, Sequence[str]], named: str = "model") -> pd.DataFrame:
     """A table whose lines may be of several ablation arms, the label of each behind its name in the column `named`.
 
     So a figure draws arms as it draws models (or environments): side by side, or a panel each. Lines of the unablated
@@ -202,7 +139,7 @@ def read_arms(run: Path, name: str, named: str = "model") -> pd.DataFrame:
     Raises:
         MissingTable, FigureError: as `read_table`.
     """
-    table = read_table(run, name)
+    table = read_table(run, name, reads)
     if "ablation" not in table.columns:
         return table
     whole = table["ablation"].isna() | (table["ablation"] == WHOLE_MODEL)
@@ -242,7 +179,7 @@ def read_heads(run: Path) -> pd.DataFrame:
     Raises:
         FigureError: as `read_table`, or a head is listed twice.
     """
-    table = read_table(run, "heads.csv")
+    table = read_table(run, "heads.csv", READS)
     if table.duplicated(["layer", "head"]).any():
         raise FigureError("heads.csv lists a head twice.")
     return table
@@ -260,20 +197,20 @@ def selected_heads(heads: pd.DataFrame) -> Heads:
 def head_shares(run: Path, metric: str = "logprob") -> dict[str, pd.DataFrame]:
     """Direction → one row a head: layer, head, share of Δcopy (a ratio of sums over items), effect_nats, n (items).
 
-    Of z at the action positions, from pre to neut: out of shares.csv (`backfire patch`), or, where that has none,
+    Of z at the action positions, from pre to neut: out of patch.csv (`backfire patch`), or, where that has none,
     the total effects of direct.csv (`backfire direct`), which are the same exact patches.
 
     Raises:
         FigureError: as `read_table`, or a head is listed twice; MissingTable where neither table has such rows.
     """
     try:
-        table = of_metric(read_table(run, "shares.csv"), "shares.csv", metric)
+        table = of_metric(read_table(run, "patch.csv", READS), "patch.csv", metric)
         wanted = {"site": "z", "at": "candidate", "from": "pre", "to": "neut"}
-        rows = _matching(table, "shares.csv", wanted)
+        rows = _matching(table, "patch.csv", wanted)
     except MissingTable as reason:
         if not (run / "direct.csv").is_file():
             raise
-        table = of_metric(read_table(run, "direct.csv"), "direct.csv", metric)
+        table = of_metric(read_table(run, "direct.csv", READS), "direct.csv", metric)
         rows = _matching(table, "direct.csv", {"kind": "head", "from": "pre", "to": "neut"}, reason)
         rows = rows.drop(columns=["share", "effect_nats"], errors="ignore")
         rows = rows.rename(columns={"total_share": "share", "total_nats": "effect_nats"})

@@ -34,6 +34,13 @@ from figures.layout import (
 )
 from figures.load import is_true, read_arms, read_table, refuse_doubles
 
+READS = {
+    "manipulations.csv": (
+        *("model", "env", "condition", "delta", "ci_lo", "ci_hi", "n", "p_holm", "G", "equivalent"),
+    ),
+    "equivalence.csv": ("delta",),
+}
+"""Table → the columns that are read of it."""
 ALPHA = 0.05
 _PER_PAGE = 3  # models across
 _LABEL_WIDTH = 26
@@ -65,13 +72,13 @@ def margin_text(run: Path) -> str:
     """How the legend names the margin of equivalence: its size, if equivalence.csv is there and has one only."""
     if not (run / "equivalence.csv").is_file():
         return "±δ"
-    sizes = read_table(run, "equivalence.csv")["delta"].dropna().unique()
+    sizes = read_table(run, "equivalence.csv", READS)["delta"].dropna().unique()
     return f"±{sizes[0]:g} nats" if len(sizes) == 1 else "±δ"
 
 
 def draw_manipulations(run: Path) -> list[Path]:
     """Write the figure `manipulations` (and `manipulations_2`, … for more than three models)."""
-    numbers = manipulation_numbers(read_arms(run, "manipulations.csv"))
+    numbers = manipulation_numbers(read_arms(run, "manipulations.csv", READS))
     written: list[Path] = []
     for index, page in enumerate(pages(list(dict.fromkeys(numbers["model"])), _PER_PAGE)):
         shown = numbers[numbers["model"].isin(page)]

@@ -18,6 +18,10 @@ from figures import style
 from figures.layout import LINE, arms, count, handles_of, limits, page_name, pages
 from figures.load import FigureError, MissingTable, read_arms, refuse_doubles
 
+READS = {
+    "profiles.csv": ("model", "env", "measure", "axis", "level", "mean", "ci_lo", "ci_hi", "n"),
+}
+"""Table → the columns that are read of it."""
 MEASURES = {"copy": ("Δcopy: a× stands in the transcript", style.COPY, "o", "-", ""),
             "sem": ("Δsem: the message says it failed", style.SEM, "s", "--", "///")}  # fmt: skip
 PARTS = {"before": "shared\nbeginning", "error": "where\nit errs", "after": "shared\nend"}
@@ -57,7 +61,7 @@ def profile_numbers(profiles: pd.DataFrame) -> pd.DataFrame:
 
 def draw_profiles(run: Path) -> list[Path]:
     """Write the figure `profiles` (and `profiles_2`, … for more than four pairs of model and environment)."""
-    numbers = profile_numbers(read_arms(run, "profiles.csv"))
+    numbers = profile_numbers(read_arms(run, "profiles.csv", READS))
     cells = [group for _, group in numbers.groupby(["model", "env"], sort=False)]
     written: list[Path] = []
     for index, page in enumerate(pages([str(i) for i in range(len(cells))], _PER_PAGE)):

@@ -5,30 +5,32 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from figures.agreement import draw_agreement
-from figures.attribution import draw_attribution
-from figures.by_family import draw_by_family
-from figures.calibration import draw_calibration
-from figures.carried import draw_carried
+from figures.ablate import draw_ablate
+from figures.ablate_off_target import draw_ablate_off_target
+from figures.agree import draw_agree
+from figures.attribute import draw_attribute
+from figures.breakdown import draw_breakdown
 from figures.circuit import draw_circuit
-from figures.direct_total import draw_direct_total
-from figures.dose_curve import draw_dose_curve
-from figures.head_map import draw_head_effects, draw_head_scores
-from figures.item_compare import draw_item_compare
-from figures.layer_profile import draw_layer_profile
+from figures.compare_items import draw_compare_items
+from figures.direct import draw_direct
+from figures.heads import draw_heads
+from figures.joint import draw_joint
+from figures.layers import draw_layers
 from figures.load import FigureError, Heads, MissingTable, read_heads, selected_heads
 from figures.manipulations import draw_manipulations
-from figures.off_target import draw_off_target
-from figures.path_bars import draw_path_bars
+from figures.patch import draw_patch
+from figures.patch_by_score import draw_patch_by_score
+from figures.patch_sites import draw_patch_kv_heads, draw_patch_sites
+from figures.path import draw_path
+from figures.predict import draw_predict
 from figures.profiles import draw_profiles
-from figures.repeat_probability import draw_repeat_probability
-from figures.rollouts import draw_rollouts
+from figures.rollout import draw_rollout
+from figures.rollout_survival import draw_rollout_survival
 from figures.scaling import draw_scaling
-from figures.score_vs_effect import draw_score_vs_effect
-from figures.site_comparison import draw_kv_heads, draw_site_comparison
-from figures.split_bars import draw_split_bars
-from figures.survival import draw_survival
+from figures.summary import draw_summary
+from figures.summary_repeats import draw_summary_repeats
 
 _log = logging.getLogger(__name__)
 
@@ -55,37 +57,36 @@ def write_all(
         raise FigureError(f"{run} is not a run folder.")
     if selected is None:
         selected = selected_heads(read_heads(run)) if (run / "heads.csv").is_file() else []
-    heads = selected
-    drawings: dict[str, Callable[[], list[Path]]] = {
-        "scaling": lambda: draw_scaling(run),
-        "split_bars": lambda: draw_split_bars(run),
-        "repeat_probability": lambda: draw_repeat_probability(run),
-        "manipulations": lambda: draw_manipulations(run),
-        "by_family": lambda: draw_by_family(run),
-        "profiles": lambda: draw_profiles(run),
-        "head_scores": lambda: draw_head_scores(run, heads),
-        "head_effects": lambda: draw_head_effects(run, heads, metric),
-        "score_vs_effect": lambda: draw_score_vs_effect(run, heads, metric),
-        "carried": lambda: draw_carried(run),
-        "site_comparison": lambda: draw_site_comparison(run, metric),
-        "kv_heads": lambda: draw_kv_heads(run, metric),
-        "layer_profile": lambda: draw_layer_profile(run, metric),
-        "direct_total": lambda: draw_direct_total(run, metric),
-        "path_bars": lambda: draw_path_bars(run, metric),
-        "attribution": lambda: draw_attribution(run, metric),
-        "dose_curve": lambda: draw_dose_curve(run),
-        "off_target": lambda: draw_off_target(run),
-        "agreement": lambda: draw_agreement(run, metric),
-        "circuit": lambda: draw_circuit(run),
-        "rollouts": lambda: draw_rollouts(run),
-        "survival": lambda: draw_survival(run),
-        "calibration": lambda: draw_calibration(run),
-        "item_compare": lambda: draw_item_compare(run),
+    drawings: dict[str, tuple[Any, ...]] = {  # name → function, and what it takes beside the run
+        "scaling": (draw_scaling,),
+        "summary": (draw_summary,),
+        "summary_repeats": (draw_summary_repeats,),
+        "manipulations": (draw_manipulations,),
+        "breakdown": (draw_breakdown,),
+        "profiles": (draw_profiles,),
+        "heads": (draw_heads, selected),
+        "patch": (draw_patch, selected, metric),
+        "patch_by_score": (draw_patch_by_score, selected, metric),
+        "joint": (draw_joint,),
+        "patch_sites": (draw_patch_sites, metric),
+        "patch_kv_heads": (draw_patch_kv_heads, metric),
+        "layers": (draw_layers, metric),
+        "direct": (draw_direct, metric),
+        "path": (draw_path, metric),
+        "attribute": (draw_attribute, metric),
+        "ablate": (draw_ablate,),
+        "ablate_off_target": (draw_ablate_off_target,),
+        "agree": (draw_agree, metric),
+        "circuit": (draw_circuit,),
+        "rollout": (draw_rollout,),
+        "rollout_survival": (draw_rollout_survival,),
+        "predict": (draw_predict,),
+        "compare_items": (draw_compare_items,),
     }
     written: list[Path] = []
-    for name, draw in drawings.items():
+    for name, (draw, *options) in drawings.items():
         try:
-            written += draw()
+            written += draw(run, *options)
         except MissingTable as reason:
             say(f"Skipped the figure {name}: {reason}")
     return written

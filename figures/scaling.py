@@ -25,6 +25,14 @@ from figures import style
 from figures.layout import LINE, arms, count, fold, foot, limits
 from figures.load import MissingTable, read_arms, refuse_doubles
 
+READS = {
+    "scaling.csv": ("model", "n_parameters", "env", "measure", "mean", "ci_lo", "ci_hi", "n"),
+    "scaling_fit.csv": (
+        *("env", "group", "n_models", "slope", "intercept", "crossing_parameters", "loo_lo"),
+        *("loo_hi", "note"),
+    ),
+}
+"""Table → the columns that are read of it."""
 MIN_MODELS = 3
 COLUMNS = ("env", "model", "n_parameters", "mean", "ci_lo", "ci_hi", "n")
 FIT = ("env", "group", "n_models", "slope", "intercept", "crossing_parameters", "loo_lo", "loo_hi", "note")
@@ -59,9 +67,9 @@ def drawn_fits(fits: pd.DataFrame) -> pd.DataFrame:
 
 def draw_scaling(run: Path) -> list[Path]:
     """Write the figure `scaling`, a panel per environment; its csv has the points, then the drawn fits."""
-    points = scaling_numbers(read_arms(run, "scaling.csv", "env"))
+    points = scaling_numbers(read_arms(run, "scaling.csv", READS, "env"))
     fitted = (run / "scaling_fit.csv").is_file()
-    fits = read_arms(run, "scaling_fit.csv", "env") if fitted else pd.DataFrame(columns=list(FIT))
+    fits = read_arms(run, "scaling_fit.csv", READS, "env") if fitted else pd.DataFrame(columns=list(FIT))
     lines = drawn_fits(fits)
     groups = [(env, group) for env, group in points.groupby("env", sort=False)]
     looks = _looks(points)

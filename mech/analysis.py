@@ -1,13 +1,13 @@
-"""Interventions on one action, each scored alone, as results to read and draw: patch, ablate, knockout, sweep.
+"""Interventions on one action, each scored alone, with results to read and draw: patch, ablate, knockout, sweep.
 
     effect = log p(action | intervention) − log p(action)         nats; exact, everything downstream recomputed
-    share  = effect / (log p of the donor's run − log p(action))  of `patch` alone: 1 where the patch does it all
+    share  = effect / (log p of the donor's run − log p(action))  of `patch` alone: 1 for the full difference
 
-`heads` is the same everywhere: a HeadSet or None (all heads) asks for each head alone, a mapping of names to head sets
-for all heads of each set together. A `Query` in the place of a `Run` is run here, with what is needed kept.
+`heads` is the same everywhere: a HeadSet or None (all heads) for each head alone, a mapping of names to head sets for
+all heads of each set together. A run must have kept `sweep_names(model)`; a `Query` given for it is run here.
 
 Terms: Heimersheim & Nanda 2024 (arXiv:2404.15255). Patching a run that lacks something from one that has it is
-denoising, the other way round noising.
+denoising, the reverse is noising.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Effects(Result):
     """Effects of interventions on the log-probability of one action, each intervention alone.
 
     Attributes:
-        what: what was done.
+        what: name of the method.
         base: the score of the action without intervention.
         scores: a head, or the name of a set or intervention → the score under it, token by token.
-        donor: the score of the same action in the donor's run, where something was patched.
+        donor: of patching, the score of the same action in the donor's run.
     """
 
     what: str
@@ -53,7 +53,7 @@ class Effects(Result):
 
     @property
     def headline(self) -> str:
-        """What was done, and the log-probabilities it is compared with."""
+        """The method and the log-probabilities without it."""
         donor = "" if self.donor is None else f", of the donor's run {self.donor.total:.3f}"
         return f"{self.what}: log p of the action is {self.base.total:.3f} nats without it{donor}"
 
@@ -84,14 +84,9 @@ class Effects(Result):
 def sweep(engine: Engine, run: Run | Query, interventions: Mapping[str, Intervention]) -> Effects:
     """Score the action under each of these interventions at its action positions, in one or a few packed rows.
 
-    Args:
-        engine: its model runs.
-        run: a clean run that kept `hook_resid_pre`, or its query.
-        interventions: name → intervention with `where="candidate"`.
-
     Raises:
-        InputError: the run is not clean, an intervention acts elsewhere than at the action positions, or its layer,
-            head or site does not exist.
+        InputError: the run is not clean, an intervention has another `where` than "candidate", or its layer, head or
+            site does not exist.
     """
     named: dict[Head | str, Intervention] = {name: one for name, one in interventions.items()}
     return _swept(engine, "Interventions", as_run(engine, run, sweep_names(engine.model)), named)
@@ -99,12 +94,6 @@ def sweep(engine: Engine, run: Run | Query, interventions: Mapping[str, Interven
 
 def patch(engine: Engine, recipient: Run | Query, donor: Run | Query, heads: Heads = None) -> Effects:
     """Activation patching: z of heads at the action positions of the recipient, taken from the donor.
-
-    Args:
-        engine: its model runs.
-        recipient: a clean run that kept `sweep_names(model)`, or its query.
-        donor: a run of the same action, or its query.
-        heads: each of these heads alone, or the heads of each set together.
 
     Raises:
         InputError: the actions differ, the recipient is not clean, or a head does not exist.
@@ -126,10 +115,10 @@ def ablate(
     """Ablation: z of heads set to zero, or to given values such as means.
 
     Args:
-        engine: its model runs.
-        run: a clean run that kept `sweep_names(model)`, or its query.
+        engine: runs the model.
+        run: a clean run, or its query.
         heads: each of these heads alone, or the heads of each set together.
-        z: what takes the place of z, such as `mean_z(engine, sequences).z`; None sets it to zero.
+        z: the values, such as `mean_z(engine, sequences).z`; None sets z to zero.
         where: the action positions ("candidate": cheapest), all positions ("all") or positions by number, ascending.
 
     Raises:
@@ -150,13 +139,9 @@ def ablate(
 
 
 def knockout(engine: Engine, run: Run | Query, sources: Sequence[int], heads: Heads = None) -> Effects:
-    """Attention knockout: heads do not see these positions from the action positions; other heads do.
+    """Attention knockout: these heads do not attend from the action positions to the sources; other heads do.
 
-    Args:
-        engine: its model runs.
-        run: a clean run that kept `sweep_names(model)`, or its query.
-        sources: absolute positions in the prompt, ascending.
-        heads: each of these heads alone, or the heads of each set together.
+    `sources` are absolute positions in the prompt, ascending.
 
     Raises:
         InputError: the run is not clean, no source is given, a head or position does not exist, or a head would see
@@ -169,7 +154,7 @@ def knockout(engine: Engine, run: Run | Query, sources: Sequence[int], heads: He
 
 
 def _sets(engine: Engine, heads: Heads) -> dict[Head | str, HeadSet]:
-    """What is changed together, by its label; InputError for a head that the model does not have."""
+    """The head sets to change together, by label; InputError for a head that does not exist."""
     model = engine.model
     chosen = all_heads(model) if heads is None else heads
     if isinstance(chosen, HeadSet):

@@ -1,5 +1,5 @@
-"""The one exception that means "the caller asked for something that cannot be had"."""
+"""The exception for mistakes of the user."""
 
 
 class InputError(ValueError):
-    """The user's mistake, in one sentence that says what to do; the command line prints it without a traceback."""
+    """A user's mistake, as a sentence with the remedy; the command line prints it without a traceback."""

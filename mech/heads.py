@@ -1,4 +1,4 @@
-"""Attention heads as values: `L18H6`, ordered sets of them, and the hash that freezes a set.
+"""Attention heads as values: `L18H6`, ordered sets of them, and the hash of a set.
 
 Layers and heads count from zero, as TransformerLens counts them.
 """
@@ -28,7 +28,7 @@ class Head:
 
     @classmethod
     def parse(cls, text: str) -> Head:
-        """Read `L18H6`; raises InputError for anything else."""
+        """Read `L18H6`; InputError for anything else."""
         match = _NAME.fullmatch(text.strip())
         if match is None:
             raise InputError(f"'{text}' is not a head: write it like L18H6 (layer 18, head 6, both from 0).")
@@ -37,7 +37,7 @@ class Head:
 
 @dataclass(frozen=True)
 class HeadSet:
-    """A frozen set of heads, kept in (layer, head) order, so that equal sets have equal hashes."""
+    """A frozen set of heads in (layer, head) order, so that equal sets have equal hashes."""
 
     heads: tuple[Head, ...]
 
@@ -62,14 +62,14 @@ class HeadSet:
 
     @classmethod
     def parse(cls, text: str) -> HeadSet:
-        """Read `L18H6,L17H3`; raises InputError when a name is malformed, repeated or nothing is named."""
+        """Read `L18H6,L17H3`; InputError for a malformed or repeated name, or an empty list."""
         parts = [part for part in text.split(",") if part.strip()]
         if not parts:
             raise InputError("The list of heads is empty.")
         return cls(Head.parse(part) for part in parts)
 
     def check(self, n_layers: int, n_heads: int) -> HeadSet:
-        """Return self if every head exists in a model of this size; raises InputError naming one that does not."""
+        """Return self if every head exists in a model of this size; else InputError."""
         for head in self.heads:
             if head.layer >= n_layers or head.head >= n_heads:
                 raise InputError(
@@ -86,5 +86,5 @@ class HeadSet:
 
     @property
     def sha256(self) -> str:
-        """Hash of the names in order: the identity a run records for its head set."""
+        """Hash of the names in order, the identity of the set in recorded runs."""
         return hashlib.sha256(json.dumps([str(head) for head in self.heads]).encode()).hexdigest()

@@ -1,8 +1,7 @@
-"""Files that people write, read strictly: what is wrong with one is said in one message, each fault in a sentence.
+"""Strict reading of files that people write: all faults of a file in one message, each with its place.
 
-JSON itself lets pass what makes a wrong number or a crash later: two fields of one name (the last one wins), NaN,
-numbers too large for a float, halves of a surrogate pair, which no tokenizer takes. Here they are faults, named by
-their place.
+JSON allows values that give a wrong number or a crash later: two fields of one name (the last one wins), NaN, numbers
+too large for a float, halves of a surrogate pair, which no tokenizer takes. Here they are faults.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from mech.errors import InputError
 
-SHOWN = 20  # faults of a file that are written out; the rest is counted
+SHOWN = 20  # faults of a file that are listed; the rest are counted
 MAX_DEPTH = 64  # objects and lists inside one another
 
 
 class NotJson(ValueError):
-    """The text is no JSON at all; the message says where it stops being one."""
+    """The text is not JSON; the message says where."""
 
 
 # An escaped half of a surrogate pair; a number that may be too large for a float.
@@ -33,17 +32,13 @@ _ODD = re.compile(rb"\\u[dD][89a-fA-F]|[eE]\+?[0-9]{3}|[0-9]{300}")
 
 
 class _Object(dict[str, Any]):
-    """A JSON object that remembers the fields that stand in it twice."""
+    """A JSON object with the names of fields that occur in it twice."""
 
     doubled: tuple[str, ...] = ()
 
 
 def read_bytes(path: str | os.PathLike[str], what: str) -> bytes:
-    """The bytes of a file; `what` names its kind in a refusal ("item file").
-
-    Raises:
-        InputError: it is missing, a folder, or may not be read.
-    """
+    """The bytes of a file of the kind `what` ("item file"); InputError where it cannot be read."""
     try:
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:  # the latter: a null byte in the name
@@ -52,12 +47,12 @@ def read_bytes(path: str | os.PathLike[str], what: str) -> bytes:
 
 
 def parse_json(raw: bytes) -> tuple[Any, list[str]]:
-    """A JSON text in UTF-8 (a byte-order mark is allowed), and the faults of what it says, each a clause.
+    """The value of a JSON text in UTF-8 (a byte-order mark is allowed), and its faults, each a clause.
 
     Raises:
         NotJson: it is not UTF-8, not JSON, or nested deeper than `MAX_DEPTH`.
     """
-    odd: list[str] = []  # what calls for a look at every value; without it the text is taken as it is
+    odd: list[str] = []  # repeated fields and NaN; without them the values need no further check
 
     def made(pairs: list[tuple[str, Any]]) -> _Object:
         found = _Object(pairs)
@@ -88,7 +83,7 @@ def parse_json(raw: bytes) -> tuple[Any, list[str]]:
 
 
 def _faults(value: Any) -> Iterator[str]:
-    """What JSON allows and this package does not, outermost first."""
+    """Values that JSON allows and this package does not, outermost first."""
     left: deque[tuple[str, Any, int]] = deque([("", value, 0)])
     while left:
         place, one, depth = left.popleft()
@@ -96,7 +91,7 @@ def _faults(value: Any) -> Iterator[str]:
             raise NotJson("it is nested too deeply")
         if isinstance(one, _Object):
             for name in one.doubled:
-                yield f"the field '{_printable(_joined(place, name))}' stands twice in one object"
+                yield f"the field '{_printable(_joined(place, name))}' occurs twice in one object"
             for name, each in one.items():
                 if not _is_text(name):
                     yield f"the name of the field '{_printable(_joined(place, name))}' {_HALF}"
@@ -113,7 +108,7 @@ _HALF = "holds half of a surrogate pair, which is no character (was the text cut
 
 
 def _is_text(text: str) -> bool:
-    """Whether UTF-8 can hold the text: half of a surrogate pair is no character."""
+    """Whether the text can be encoded in UTF-8, without half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -130,13 +125,13 @@ def _called(place: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """The text with escapes for what UTF-8 lacks, so that a message can always be written."""
+    """The text, at most 200 characters, with escapes for what UTF-8 cannot encode."""
     short = text if len(text) <= 200 else f"{text[:200]}…"
     return short.encode("utf-8", "backslashreplace").decode()
 
 
 def checked(kind: TypeAdapter, value: Any) -> tuple[Any, list[str]]:
-    """A JSON value as what `kind` describes, or None and all faults, each a clause."""
+    """A JSON value validated as `kind`, or None and all faults, each a clause."""
     try:
         return kind.validate_python(value), []
     except ValidationError as error:
@@ -144,7 +139,7 @@ def checked(kind: TypeAdapter, value: Any) -> tuple[Any, list[str]]:
 
 
 def _clause(error: Any) -> str:
-    """One of pydantic's errors in words: a place in the file and what belongs there."""
+    """One of pydantic's errors as a clause: the place in the file and the fault."""
     place = ""
     for part in error["loc"]:
         place = f"{place}[{part}]" if isinstance(part, int) else _joined(place, str(part))
@@ -173,7 +168,7 @@ _WORDS = {
 
 
 def refuse(path: str | os.PathLike[str], what: str, faults: Sequence[str]) -> None:
-    """Raise InputError with all faults of a file, unless there are none; each begins with its place, in file order."""
+    """Raise InputError with all faults of a file, if any, each beginning with its place, in file order."""
     if not faults:
         return
     name = os.fspath(path)

@@ -1,7 +1,7 @@
-"""Public names of a package, each loaded where it is first used: importing the package alone loads no library.
+"""Public names of a package, each loaded at its first use: importing the package alone loads no library.
 
-The names stand once, in the package's `__init__.pyi`, as `from package.module import Name as Name`. Type checkers and
-editors read that stub; at run time the same lines say which module has a name (the way of SPEC 1 of Scientific Python).
+The names are listed in the package's `__init__.pyi`, as `from package.module import Name as Name`. Type checkers and
+editors read that stub; at run time the same lines give the module of a name (SPEC 1 of Scientific Python).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     transformers model in memory                 ├→ TransformerBridge → load-time checks → Model
     TransformerBridge in memory                  ┘
 
-Raw weights: nothing is folded or centred, and no compatibility mode is on. Attention is eager, so that scores
-and patterns can be hooked. Files are read from a local folder, so nothing is resolved online.
+Raw weights: nothing is folded or centred, and compatibility mode is off. Attention is eager, so that scores and
+patterns can be hooked. Files are read from a local folder; nothing is resolved online.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ def load_model(
 
     Args:
         name_or_model: `smollm2-135m-q4` (bundled), a short name of `mech.models.checkpoints.SHORT_NAMES`, a folder, a
-            `.gguf` file or a hub id; or a transformers model or a TransformerBridge, which is used as it is, in its
-            dtype and on its device. It is put into evaluation mode with eager attention; TransformerLens wraps a
-            transformers model in place. Its identity is the hash of its tensors.
+            `.gguf` file or a hub id; or a transformers model or a TransformerBridge, used in its own dtype and on its
+            own device. It is put into evaluation mode with eager attention; TransformerLens wraps a transformers model
+            in place. Its identity is the hash of its tensors.
         tokenizer: of a transformers model in memory; of a bridge, its own if None. Where the `tokenizer.json` that it
             was read from is on this machine, the ids must be those of that file, as for a folder.
-        dtype: of a name: "float32" if None; scores in half precision change with the batch.
-        device: of a name: a torch device; "cpu" if None.
-        cache_dir: of a name: where de-quantised GGUF checkpoints are kept; `default_cache_dir()` if None.
+        dtype: for a name: "float32" if None; scores in half precision change with the batch.
+        device: for a name: a torch device; "cpu" if None.
+        cache_dir: for a name: the folder of de-quantised GGUF checkpoints; `default_cache_dir()` if None.
         check: run the self-checks of `mech.checks.run_checks`.
         pre: the pre-tokenizer of a GGUF file that names none or a wrong one, a name of
             `mech.models.pre_tokenizers.RULES`.
 
     Raises:
-        InputError: unknown name, unreadable or incomplete weights, unusable dtype, device or cache folder, a
-            tokenizer or a model that is not supported, a bridge in compatibility mode or with hooks on it, an argument
-            that does not go with a name or with a model in memory, or a failed check.
+        InputError: unknown name, unreadable or incomplete weights, unusable dtype, device or cache folder, an
+            unsupported tokenizer or model, a bridge in compatibility mode or with hooks, an argument that does not
+            apply to a name or to a model in memory, or a failed check.
     """
     if isinstance(name_or_model, str):
         if tokenizer is not None:
@@ -101,22 +101,11 @@ def load_redrawn(
     check: bool = True,
     pre: str | None = None,
 ) -> Model:
-    """The placebo of a model: its configuration and tokenizer, and weights as they are before any training.
+    """The placebo of a model: its configuration and tokenizer with randomly initialised weights.
 
-    transformers initialises the architecture anew, as for a training run from scratch; no weight is read. It goes
-    through the checks of any model, and has an identity of its own: the checkpoint's hash and the generator's state.
-
-    Args:
-        name: as `load_model`.
-        generator: its state decides every weight, and stays as it is.
-        dtype: as `load_model`.
-        device: as `load_model`.
-        cache_dir: as `load_model`.
-        check: as `load_model`.
-        pre: as `load_model`.
-
-    Raises:
-        InputError: as `load_model`.
+    transformers initialises the architecture as for training from scratch; no weight is read. The identity is a hash of
+    the checkpoint's hash and the generator's state, which decides every weight and is not changed. Other arguments,
+    checks and errors as `load_model`.
     """
 
     def fresh(checkpoint: Checkpoint, wanted: torch.dtype) -> Any:
@@ -142,12 +131,9 @@ def examine_model(
     cache_dir: Path | None = None,
     pre: str | None = None,
 ) -> tuple[Model, list[CheckResult]]:
-    """Load a model and return it with every check's result, refusing nothing: what a diagnosis wants.
+    """Load a model and return it with every check's result, without refusing it, for a diagnosis.
 
-    Every byte of the checkpoint is hashed again, whatever is remembered of it.
-
-    Raises:
-        InputError: as `load_model`, failed checks apart.
+    Every byte of the checkpoint is hashed again. InputError as `load_model`, except for failed checks.
     """
     loaded = _load(name, dtype, device, cache_dir, pre, full=True)
     return loaded.model, loaded.check()
@@ -155,7 +141,7 @@ def examine_model(
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A model, and what its checks compare it with: its stock logits on the probe ids, what its files state."""
+    """A model and the reference of its checks: stock logits on the probe ids, and the statements of its files."""
 
     model: Model
     stock: torch.Tensor
@@ -176,10 +162,13 @@ def _load(
     full: bool = False,
     read: Callable[[Checkpoint, torch.dtype], Any] | None = None,
 ) -> _Loaded:
-    """The model and what to check it by; `read` gives other weights than its own, `full` hashes every byte again."""
+    """The model with the reference of its checks; `read` replaces its weights, `full` hashes every byte again."""
     if dtype not in DTYPES:
         raise InputError(f"'{dtype}' is not a dtype: choose one of {', '.join(DTYPES)}.")
-    _require_device(device)
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # the latter: a build of torch without that device
+        raise InputError(f"The device '{device}' cannot be used here: {_first_line(error)}") from error
     with _quiet():
         checkpoint = resolve(name, cache_dir or default_cache_dir(), pre=pre, full=full)
         tokenizer, statement = settle(_read_tokenizer(checkpoint), checkpoint.folder)
@@ -213,7 +202,7 @@ def _load(
 
 
 def _take(given: PreTrainedModel | TransformerBridge, tokenizer: Any) -> _Loaded:
-    """As `_load`, of a model in memory; a bridge is compared with a plain model that has its weights."""
+    """As `_load`, for a model in memory; a bridge is compared with a plain model of the same weights."""
     if not isinstance(given, (PreTrainedModel, TransformerBridge)):
         raise InputError(
             f"load_model takes a name, a transformers model or a TransformerBridge, not {type(given).__name__}."
@@ -249,7 +238,7 @@ def _take(given: PreTrainedModel | TransformerBridge, tokenizer: Any) -> _Loaded
 
 
 def _require_raw(bridge: TransformerBridge) -> None:
-    """Raise InputError for a bridge whose weights are not those of its checkpoint, or that computes something else."""
+    """Raise InputError for a bridge with folded weights or hooks."""
     if bridge.compatibility_mode:
         raise InputError(
             "The bridge is in compatibility mode, which folds and centres weights: boot it anew without "
@@ -279,10 +268,10 @@ def _unwrapped(bridge: TransformerBridge) -> Any:
 
 
 def _settle_in_memory(tokenizer: Any) -> tuple[Any, Statement]:
-    """As `settle`, where the file that a tokenizer was read from is here; else there is nothing to compare with.
+    """As `settle`, where the file that a tokenizer was read from is on this machine; else without a comparison.
 
     Raises:
-        InputError: the rules of the file would have to be used, and it lacks tokens that were added since.
+        InputError: the ids differ from the file's, and the file lacks tokens that were added since.
     """
     folder = tokenizer_folder(tokenizer)
     if folder is None:
@@ -297,25 +286,17 @@ def _settle_in_memory(tokenizer: Any) -> tuple[Any, Statement]:
     return settled, statement
 
 
-def _require_device(device: str) -> None:
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # the latter: a build of torch without that device
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"The device '{device}' cannot be used here: {reason}") from error
-
-
 def _read_tokenizer(checkpoint: Checkpoint) -> Any:
     with _reading(f"The tokenizer of '{checkpoint.name}'"):
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True)
-        tokenizer("a")  # a setting of the wrong kind is read only when it is used
+        tokenizer("a")  # a setting of the wrong type fails only when it is used
     return tokenizer
 
 
 def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
-    """The transformers model; raises InputError where weights are unreadable, missing or of another shape.
+    """The transformers model; InputError where weights are unreadable, missing or of another shape.
 
-    transformers fills a missing weight with random numbers and only warns, so the report it returns is read.
+    transformers fills a missing weight with random numbers and only warns, so its loading report is read.
     """
     with _reading(f"The weights of '{checkpoint.name}'"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -336,7 +317,7 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
 
 
 def _in_memory(hf_model: Any) -> Any:
-    """The model with weights of its own: transformers maps the file, whose later changes would change the model."""
+    """The model with its weights copied: transformers maps the file, so a later change of it would change the model."""
     for tensor in (*hf_model.parameters(), *hf_model.buffers()):
         tensor.data = tensor.data.clone()
     return hf_model
@@ -345,8 +326,8 @@ def _in_memory(hf_model: Any) -> Any:
 def _wrap(name: str, path: str, hf_model: Any, tokenizer: Any) -> TransformerBridge:
     """The bridge around a transformers model, which it changes in place.
 
-    TransformerLens sets missing special tokens on the tokenizer it is given, and replaces one that adds no
-    BOS by one that does; it gets a copy, marked so that it stays as it is.
+    TransformerLens sets missing special tokens on the tokenizer it is given, and replaces one that adds no BOS by one
+    that does; so it gets a copy, marked as one that adds BOS.
     """
     private = copy.deepcopy(tokenizer)
     private.init_kwargs["add_bos_token"] = True
@@ -357,7 +338,7 @@ def _wrap(name: str, path: str, hf_model: Any, tokenizer: Any) -> TransformerBri
         bridge = TransformerBridge.boot_transformers(
             path, hf_model=hf_model, tokenizer=private, device=str(hf_model.device), dtype=hf_model.dtype
         )
-    except Exception as error:  # a setting of the wrong kind is met wherever it is first used
+    except Exception as error:  # a setting of the wrong type fails wherever it is first used
         raise InputError(
             f"TransformerLens cannot wrap '{name}' ({type(hf_model).__name__}): {_first_line(error)}"
         ) from error
@@ -367,7 +348,7 @@ def _wrap(name: str, path: str, hf_model: Any, tokenizer: Any) -> TransformerBri
 
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
-    """Turn what transformers raises over a damaged file (it may be anything) into a sentence that names the model."""
+    """Turn any exception of transformers over a damaged file into a sentence that names the model."""
     try:
         yield
     except (InputError, MemoryError, torch.OutOfMemoryError):
@@ -385,7 +366,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No loading bar and no load report of transformers in the body: what it says is checked instead."""
+    """No loading bar and no load report of transformers in the body."""
     shown = transformers_logging.is_progress_bar_enabled()
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()

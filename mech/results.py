@@ -1,4 +1,4 @@
-"""What a measurement gives in a notebook: a value that prints, becomes a data frame, and draws itself."""
+"""Results for a notebook: they print, convert to a data frame, and draw themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SHOWN = 10
-"""Rows of a result that are printed; `to_dataframe` has them all."""
+"""Number of rows that are printed."""
 
 
 class Result(ABC):
@@ -21,11 +21,11 @@ class Result(ABC):
     @property
     @abstractmethod
     def headline(self) -> str:
-        """What was measured, in one line."""
+        """The measurement, in one line."""
 
     @abstractmethod
     def to_dataframe(self) -> pd.DataFrame:
-        """All rows, one a thing that was measured."""
+        """All rows."""
 
     @abstractmethod
     def plot(self, ax: Any = None) -> Any:
@@ -40,7 +40,7 @@ class Result(ABC):
         return f"<p>{self.headline}</p>{shown.to_html(index=False)}<p>{self._rest(len(shown))}</p>"
 
     def _leading(self) -> pd.DataFrame:
-        """The rows that are printed: the largest effects where there is such a column, else the first."""
+        """The rows to print: the largest effects where there is that column, else the first."""
         rows = self.to_dataframe()
         if "effect" in rows.columns:
             rows = rows.sort_values("effect", key=abs, ascending=False, kind="stable")

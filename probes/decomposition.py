@@ -54,7 +54,7 @@ class Decomposition(Result):
         lines = []
         for name in PARTS:
             found = cluster_bootstrap(self.items[name], self.items["task_id"], rng)
-            lines.append((name, found.mean, found.lo, found.hi, found.p, found.n, found.n_clusters))
+            lines.append((name, *found.cells, found.p, *found.counts))
         return pd.DataFrame(lines, columns=["measure", "mean", "ci_lo", "ci_hi", "p", "n", "n_clusters"])
 
     def plot(self, ax: Any = None) -> Any:
@@ -79,7 +79,7 @@ def decompose(engine: Engine, items: Sequence[Item], wording: Wording | None = N
         wording: how a failure is written; None takes the default wording.
 
     Raises:
-        InputError: no items, an id stands twice, or a template that refuses the transcript.
+        InputError: no items, an id occurs twice, or a template that refuses the transcript.
         FloatingPointError: a logit is not finite.
     """
     if not items:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from experiments.run.schema import STEPS
+from experiments.run.schema import ROWS
 from probes.rollouts.repeats import FAILED
 
 ERRORS = {
@@ -64,7 +64,7 @@ def rollout(
             **{"token_logprobs": [], "first_top": [], "ban_events": [], "extraction": [], "dropped": ""},
         }
         rows.append(row)
-    frame = pd.DataFrame(rows, columns=list(STEPS))
+    frame = pd.DataFrame(rows, columns=list(ROWS["rollout"]))
     return frame.assign(**columns)
 
 

@@ -16,11 +16,11 @@ PANELS = (("candidate", MATCHED, ("q", "pattern", "z")), ("record", MATCHED, ("q
 
 
 def write_patching(run: Path, seed: int = 5) -> None:
-    """Write shares.csv, redundancy.csv, layers.csv, direct.csv and path.csv into `run`."""
+    """Write patch.csv, patch_redundancy.csv, layers.csv, direct.csv and path.csv into `run`."""
     rng = np.random.default_rng(seed)
     tables = {
-        "shares": _shares(rng),
-        "redundancy": _redundancy(rng),
+        "patch": _shares(rng),
+        "patch_redundancy": _redundancy(rng),
         "layers": _layers(rng),
         "direct": _direct(rng),
         "path": _path(rng),
@@ -87,7 +87,7 @@ def _direct(rng: np.random.Generator) -> pd.DataFrame:
         table = table.assign(
             **{f"{name}_lo": share - 0.01, f"{name}_hi": share + 0.01, f"{name}_nats": share}
         )
-    role = np.where(table["direct_lo"] > 0, "carries", np.where(table["direct_hi"] < 0, "holds back", ""))
+    role = np.where(table["direct_lo"] > 0, "copying", np.where(table["direct_hi"] < 0, "suppression", ""))
     p = np.where(role == "", 0.5, 1e-5)
     cells = {
         "role": role,

@@ -24,9 +24,9 @@ N_TASKS = 24
 def write_rollouts(
     run: Path, arms: Sequence[str] = ARMS, models: Sequence[str] = ("smollm2-135m-q4",), seed: int = 11
 ) -> None:
-    """Write rollout_rates.csv, survival.csv, predict.csv and calibration.csv into `run`."""
+    """Write rollout_rates.csv, rollout_survival.csv, predict.csv and predict_calibration.csv into `run`."""
     rng = np.random.default_rng(seed)
-    tables: dict[str, list[tuple[object, ...]]] = {"rollout_rates": [], "survival": []}
+    tables: dict[str, list[tuple[object, ...]]] = {"rollout_rates": [], "rollout_survival": []}
     for model in models:
         for arm in arms:
             harness, _, change = arm.partition("/")
@@ -34,8 +34,8 @@ def write_rollouts(
             again = {"drop": 0.85, "abstract": 0.2}.get(harness.removesuffix("+ban"), 0.5)
             again *= (0.1 if "+ban" in harness else 1) * (0.5 if change in CHANGES[:3] else 1)
             tables["rollout_rates"] += [(*names, *cells) for cells in _rates(again, rng)]
-            tables["survival"] += [(*names, *cells) for cells in _survival(again, rng)]
-    tables["predict"], tables["calibration"] = _prediction(models, rng)
+            tables["rollout_survival"] += [(*names, *cells) for cells in _survival(again, rng)]
+    tables["predict"], tables["predict_calibration"] = _prediction(models, rng)
     for name, rows in tables.items():
         pd.DataFrame(rows, columns=list(TABLES[name])).to_csv(run / f"{name}.csv", index=False)
 

@@ -100,13 +100,13 @@ def write_run(run: Path, seed: int = 0, only_heads: bool = False) -> Path:
     heads = _heads(rng)
     heads.to_csv(run / "heads.csv", index=False)
     effects = _effects(heads, rng)
-    effects.to_csv(run / "effects.csv", index=False)
+    effects.to_csv(run / "patch_effects.csv", index=False)
     shares = _head_shares(effects)
-    others = [] if only_heads else [pd.read_csv(run / "shares.csv")]
-    pd.concat([shares, *others])[list(TABLES["shares"])].to_csv(run / "shares.csv", index=False)
-    _attribution(effects, np.random.default_rng(seed + 2)).to_csv(run / "attribution.csv", index=False)
-    _ablation(rng).to_csv(run / "ablation.csv", index=False)
-    _carried(np.random.default_rng(seed + 3)).to_csv(run / "carried.csv", index=False)
+    others = [] if only_heads else [pd.read_csv(run / "patch.csv")]
+    pd.concat([shares, *others])[list(TABLES["patch"])].to_csv(run / "patch.csv", index=False)
+    _attribution(effects, np.random.default_rng(seed + 2)).to_csv(run / "attribute.csv", index=False)
+    _ablation(rng).to_csv(run / "ablate.csv", index=False)
+    _carried(np.random.default_rng(seed + 3)).to_csv(run / "joint.csv", index=False)
     write_controls(run, np.random.default_rng(seed + 3))
     if not only_heads:
         write_circuit(run, heads)
@@ -114,7 +114,7 @@ def write_run(run: Path, seed: int = 0, only_heads: bool = False) -> Path:
 
 
 def write_item_pairs(run: Path) -> None:
-    """Write item_pairs.csv: scores and G of ten items, ours near the published ones."""
+    """Write compare_item_pairs.csv: scores and G of ten items, ours near the published ones."""
     keys = {"model": "m", "env": "toolshed", "unit": "nats", "found_in": "both"}
     rows = [
         {
@@ -129,18 +129,22 @@ def write_item_pairs(run: Path) -> None:
             ("measure", "-", "-", "G"),
         )
     ]
-    pd.DataFrame(rows).reindex(columns=list(TABLES["item_pairs"])).to_csv(run / "item_pairs.csv", index=False)
+    pd.DataFrame(rows).reindex(columns=list(TABLES["compare_item_pairs"])).to_csv(
+        run / "compare_item_pairs.csv", index=False
+    )
 
 
 def write_controls(run: Path, rng: np.random.Generator) -> None:
-    """Write controls.csv, offtarget.csv and agreement.csv."""
+    """Write ablate_controls.csv, ablate_off_target.csv and agree.csv."""
     sizes, kinds = (4, 8, 16, 32), ("random", "norm")
     controls = [
         ("mean", "logprob", f"top{k}", k, 0.8, 0.0, -0.1, 0.1, 20, 1 / 21, 8 / 21, 8, kind, 95.0 + place)
         for k in sizes
         for place, kind in enumerate(kinds)
     ]
-    pd.DataFrame(controls, columns=list(TABLES["controls"])).to_csv(run / "controls.csv", index=False)
+    pd.DataFrame(controls, columns=list(TABLES["ablate_controls"])).to_csv(
+        run / "ablate_controls.csv", index=False
+    )
     rows = []
     for quantity, delta, slope in (
         ("sem", 0.5, 0.01), ("reference_logprob", 0.5, -0.8), ("prose_loss", 0.1, 0.004), ("code_loss", 0.1, 0.01),
@@ -154,7 +158,9 @@ def write_controls(run: Path, rng: np.random.Generator) -> None:
                 inside = abs(change) + arm < delta
                 cells = (1.0, 1.0 + change, change, change - arm, change + arm, delta, inside, 25, 20)
                 rows.append(("mean", f"top{k}{label}", kind, k, quantity, *cells))
-    pd.DataFrame(rows, columns=list(TABLES["offtarget"])).to_csv(run / "offtarget.csv", index=False)
+    pd.DataFrame(rows, columns=list(TABLES["ablate_off_target"])).to_csv(
+        run / "ablate_off_target.csv", index=False
+    )
     agreed = []
     for direction in ("denoise", "noise"):
         for place, score in enumerate(
@@ -174,7 +180,7 @@ def write_controls(run: Path, rng: np.random.Generator) -> None:
                 ]
         halves = (0.7, 0.6, 0.8, 0.0, 25, 20, N_LAYERS * N_HEADS, False, "the other half", 0.9, 12.6, False)
         agreed += [(metric, direction, "", "reliability", None, *halves) for metric in ("logprob", "margin")]
-    pd.DataFrame(agreed, columns=list(TABLES["agreement"])).to_csv(run / "agreement.csv", index=False)
+    pd.DataFrame(agreed, columns=list(TABLES["agree"])).to_csv(run / "agree.csv", index=False)
 
 
 def write_circuit(run: Path, heads: pd.DataFrame) -> None:
@@ -381,7 +387,7 @@ def _attribution(effects: pd.DataFrame, rng: np.random.Generator) -> pd.DataFram
     )
     table["estimate_nats"] += rng.normal(0, 0.1, len(table))
     mlps = table[table["head"] == 0].assign(site="mlp_out", head=np.nan)
-    return pd.concat([table, mlps])[list(TABLES["attribution"])]
+    return pd.concat([table, mlps])[list(TABLES["attribute"])]
 
 
 def _carried(rng: np.random.Generator) -> pd.DataFrame:
@@ -423,7 +429,7 @@ def _carried(rng: np.random.Generator) -> pd.DataFrame:
                         **{"n_draws": 1, "draw_sd": np.nan, "n": 24, "n_clusters": 22},
                     }
                     rows.append(row)
-    return pd.DataFrame(rows)[list(TABLES["carried"])]
+    return pd.DataFrame(rows)[list(TABLES["joint"])]
 
 
 def _ablation(rng: np.random.Generator) -> pd.DataFrame:
@@ -440,5 +446,5 @@ def _ablation(rng: np.random.Generator) -> pd.DataFrame:
             for draw in range(2):
                 mean = sign * (22 + 0.1 * k + draw)
                 rows.append((f"norm_{draw}", "norm", k, measure, mean, mean - 2, mean + 2, 25))
-    table = pd.DataFrame(rows, columns=list(TABLES["ablation"])[2:])
-    return table.assign(how="mean", metric="logprob")[list(TABLES["ablation"])]
+    table = pd.DataFrame(rows, columns=list(TABLES["ablate"])[2:])
+    return table.assign(how="mean", metric="logprob")[list(TABLES["ablate"])]

@@ -34,33 +34,24 @@ from experiments.run import item_pools
 from experiments.run.durable import naming, parse_rows
 from experiments.run.run_folder import RunFolder, read_run, recorded
 from experiments.run.session import _read_ids
-from figures import (
-    by_family,
-    calibration,
-    circuit,
-    direct_total,
-    dose_curve,
-    layer_profile,
-    manipulations,
-    off_target,
-    path_bars,
-    repeat_probability,
-    rollouts,
-    scaling,
-    site_comparison,
-    split_bars,
-    survival,
-)
-from figures import profiles as profile_figure
-from figures.attribution import attribution_numbers
-from figures.load import (
-    FigureError,
-    head_shares,
-    of_metric,
-    read_heads,
-    read_table,
-    selected_heads,
-)
+from figures.ablate import dose_numbers
+from figures.ablate_off_target import off_target_numbers
+from figures.attribute import attribution_numbers
+from figures.breakdown import family_numbers
+from figures.circuit import circuit_numbers
+from figures.direct import direct_numbers
+from figures.layers import layer_numbers
+from figures.load import FigureError, head_shares, of_metric, read_heads, selected_heads
+from figures.manipulations import manipulation_numbers
+from figures.patch_sites import site_numbers
+from figures.path import path_numbers
+from figures.predict import calibration_numbers
+from figures.profiles import profile_numbers
+from figures.rollout import rollout_numbers
+from figures.rollout_survival import survival_numbers
+from figures.scaling import scaling_numbers
+from figures.summary import split_numbers
+from figures.summary_repeats import repeat_numbers
 from mech.engine.store import Store
 from mech.errors import InputError
 from mech.head_scores.head_lists import read_head_list
@@ -73,6 +64,7 @@ from probes.measures.measures import measure
 from probes.measures.profiles import profiles
 from probes.prompts.conditions import CONDITIONS, condition_messages, lacking
 from probes.prompts.wording import DEFAULT_WORDING, load_wording
+from tests.figure_tables import read_table
 from tests.mech_cases import FolderFactory
 from tests.study_cases import ITEMS, loaded_once
 from tests.synthetic_run import write_run
@@ -311,8 +303,8 @@ READERS: dict[str, Reader] = {
     ),
     "run.json": Reader(make_run, read_run_far),
     "scores": Reader(make_rows("scores", score_rows()), read_scores_far),
-    "patches": Reader(make_rows("patches", PATCHES), lambda path: len(z_effects(path.parent, "pre", "neut"))),
-    "ablations": Reader(make_rows("ablations", ABLATIONS), read_ablations_far),
+    "patch": Reader(make_rows("patch", PATCHES), lambda path: len(z_effects(path.parent, "pre", "neut"))),
+    "ablate": Reader(make_rows("ablate", ABLATIONS), read_ablations_far),
     "weight index": Reader(
         make_text("model.safetensors.index.json", '{"metadata": {}, "weight_map": {"a": "one.safetensors"}}'),
         lambda path: [file.name for file in index_of(path)],
@@ -489,35 +481,37 @@ def tables_of(run: Path) -> dict[str, Callable[[], Any]]:
 
     def of(name: str) -> pd.DataFrame:
         table = read_table(run, name)
-        of_metrics = ("redundancy.csv", "direct.csv", "layers.csv", "path.csv", "attribution.csv")
+        of_metrics = ("patch_redundancy.csv", "direct.csv", "layers.csv", "path.csv", "attribute.csv")
         return of_metric(table, name, "logprob") if name in of_metrics else table
 
     return {
         "summary.csv": lambda: (
-            split_bars.split_numbers(of("summary.csv")),
-            repeat_probability.repeat_numbers(of("summary.csv")),
+            split_numbers(of("summary.csv")),
+            repeat_numbers(of("summary.csv")),
         ),
         "heads.csv": lambda: selected_heads(read_heads(run)),
-        "shares.csv": lambda: head_shares(run),
-        "redundancy.csv": lambda: site_comparison.site_numbers(of("redundancy.csv")),
-        "direct.csv": lambda: direct_total.direct_numbers(of("direct.csv")),
-        "layers.csv": lambda: layer_profile.layer_numbers(of("layers.csv")),
-        "path.csv": lambda: path_bars.path_numbers(of("path.csv")),
-        "attribution.csv": lambda: attribution_numbers(of("attribution.csv"), "z", "noise"),
-        "ablation.csv": lambda: dose_curve.dose_numbers(of("ablation.csv"), "copy"),
-        "offtarget.csv": lambda: off_target.off_target_numbers(of("offtarget.csv")),
-        "circuit_curve.csv": lambda: circuit.circuit_numbers(of("circuit_curve.csv"), of("circuit.csv")),
-        "circuit.csv": lambda: circuit.circuit_numbers(of("circuit_curve.csv"), of("circuit.csv")),
-        "breakdown.csv": lambda: by_family.family_numbers(of("breakdown.csv"), "toolshed"),
-        "manipulations.csv": lambda: manipulations.manipulation_numbers(of("manipulations.csv")),
-        "profiles.csv": lambda: profile_figure.profile_numbers(of("profiles.csv")),
-        "scaling.csv": lambda: scaling.scaling_numbers(of("scaling.csv")),
-        "rollout_rates.csv": lambda: rollouts.rollout_numbers(of("rollout_rates.csv")),
-        "survival.csv": lambda: survival.survival_numbers(of("survival.csv")),
-        "calibration.csv": lambda: calibration.calibration_numbers(of("calibration.csv"), of("predict.csv")),
-        "predict.csv": lambda: calibration.calibration_numbers(of("calibration.csv"), of("predict.csv")),
+        "patch.csv": lambda: head_shares(run),
+        "patch_redundancy.csv": lambda: site_numbers(of("patch_redundancy.csv")),
+        "direct.csv": lambda: direct_numbers(of("direct.csv")),
+        "layers.csv": lambda: layer_numbers(of("layers.csv")),
+        "path.csv": lambda: path_numbers(of("path.csv")),
+        "attribute.csv": lambda: attribution_numbers(of("attribute.csv"), "z", "noise"),
+        "ablate.csv": lambda: dose_numbers(of("ablate.csv"), "copy"),
+        "ablate_off_target.csv": lambda: off_target_numbers(of("ablate_off_target.csv")),
+        "circuit_curve.csv": lambda: circuit_numbers(of("circuit_curve.csv"), of("circuit.csv")),
+        "circuit.csv": lambda: circuit_numbers(of("circuit_curve.csv"), of("circuit.csv")),
+        "breakdown.csv": lambda: family_numbers(of("breakdown.csv"), "toolshed"),
+        "manipulations.csv": lambda: manipulation_numbers(of("manipulations.csv")),
+        "profiles.csv": lambda: profile_numbers(of("profiles.csv")),
+        "scaling.csv": lambda: scaling_numbers(of("scaling.csv")),
+        "rollout_rates.csv": lambda: rollout_numbers(of("rollout_rates.csv")),
+        "rollout_survival.csv": lambda: survival_numbers(of("rollout_survival.csv")),
+        "predict_calibration.csv": lambda: calibration_numbers(
+            of("predict_calibration.csv"), of("predict.csv")
+        ),
+        "predict.csv": lambda: calibration_numbers(of("predict_calibration.csv"), of("predict.csv")),
         **{
-            name: partial(of, name) for name in ("shares.csv", "carried.csv", "controls.csv", "agreement.csv")
+            name: partial(of, name) for name in ("patch.csv", "joint.csv", "ablate_controls.csv", "agree.csv")
         },
     }
 

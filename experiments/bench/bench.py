@@ -7,13 +7,22 @@
     decoding   an agent's turns after an item's context (`experiments.bench.bench_decoding`)
     rate       one large matrix product
 
+Operations are multiplications and additions that the work cannot do without:
+
+    a token in a layer    2 · (entries of the layer's matrices)  +  4 · n_heads · d_head · (keys it sees)
+    a position read       2 · d_model · d_vocab
+
+Keys are the prefix cache, the ancestors and the token itself; the factor 4 is the scores and the weighted values. A
+token's keys that a row computes and masks, norms, rotations, softmaxes and the prefix cache itself are not counted.
+Sliding layers count as full ones.
+
 All in one run, interleaved (`experiments.bench.bench_timing`). The slow methods are timed on a part of the work and
 scaled, and marked so. Rendering and tokenising are done beforehand for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Annotated, Any
@@ -23,9 +32,7 @@ import torch
 from experiments.bench.bench_decoding import decoding_methods
 from experiments.bench.bench_methods import PrefixCached, full_forwards, load_stock
 from experiments.bench.bench_timing import RATE, Method, compare, report_text, spread, turns
-from experiments.bench.bench_work import scoring_flop, sweep_flop
-from experiments.run.item_pools import read_pool
-from experiments.run.places import checkpoint_cache
+from experiments.run.item_pools import checkpoint_cache, read_pool
 from experiments.run.progress import progress
 from experiments.run.session import open_model, open_run, read_items, read_wording
 from experiments.run.study import (
@@ -39,10 +46,11 @@ from experiments.run.study import (
 )
 from mech.engine import reference
 from mech.engine.engine import Engine, Run
-from mech.engine.queries import Score
+from mech.engine.packed import insert
+from mech.engine.queries import Query, Score
 from mech.engine.sweep import stacked
-from mech.engine.trie import common_prefix
-from mech.heads import HeadSet
+from mech.engine.trie import Trie, common_prefix
+from mech.heads import Head, HeadSet
 from mech.models.model import Model
 from mech.patching.patch import all_heads, patch_heads, patched_query
 from probes.items.item import Item, select_items
@@ -159,13 +167,47 @@ def rate_method(model: Model) -> Method:
     return Method(RATE, f"{SIDE} x {SIDE} matrix product", product, product, flop=2 * SIDE**3)
 
 
+def matrix_entries(model: Model, layer: int) -> int:
+    """Entries of a block's weight matrices (biases and norms have one axis and are not counted)."""
+    block = model.bridge.blocks[layer].original_component
+    return sum(parameter.numel() for parameter in block.parameters() if parameter.ndim == 2)
+
+
+def layer_flop(model: Model, layer: int, positions: Iterable[int]) -> int:
+    """One layer for tokens at these positions (from 0) of their own sequences."""
+    linear = 2 * matrix_entries(model, layer)
+    return sum(linear + 4 * model.n_heads * model.d_head * (position + 1) for position in positions)
+
+
+def read_flop(model: Model, n_positions: int) -> int:
+    """The unembedding of so many positions."""
+    return 2 * model.d_model * model.d_vocab * n_positions
+
+
+def scoring_flop(model: Model, queries: Sequence[Query], shared: int) -> int:
+    """Scoring these queries over the cache of their first `shared` tokens: each distinct token once, each read once."""
+    trie = Trie(shared)
+    read: set[int] = set()
+    for query in queries:
+        path = insert(trie, query)
+        read.update(path[position - shared] for position in query.candidate)
+    layers = sum(layer_flop(model, layer, trie.depths) for layer in range(model.n_layers))
+    return layers + read_flop(model, len(read))
+
+
+def sweep_flop(model: Model, query: Query, heads: Iterable[Head]) -> int:
+    """Patching one head after another: the action positions from the head's own layer on, then read."""
+    layers = [layer_flop(model, layer, query.candidate) for layer in range(model.n_layers)]
+    read = read_flop(model, len(query.action))
+    return sum(sum(layers[head.layer :]) + read for head in heads)
+
+
 def _totals(names: Sequence[str], scores: Sequence[Score]) -> dict[str, float]:
     return {name: score.total for name, score in zip(names, scores, strict=True)}
 
 
 STUDY = Study(
     "bench",
-    "time the packed engine against the usual ways, in one run, and say how near the machine's limit it is",
     "backfire bench --limit 2 --repeats 2",
     BenchConfig,
     run,

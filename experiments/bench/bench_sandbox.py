@@ -82,7 +82,6 @@ def _passed(problems: Sequence[Problem], passed: Sequence[bool]) -> dict[str, fl
 
 STUDY = Study(
     "bench-sandbox",
-    "programs a second through the sandbox, beside a bare interpreter for each",
     "backfire bench-sandbox --programs 60 --repeats 3",
     SandboxConfig,
     run,

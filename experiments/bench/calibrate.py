@@ -21,7 +21,7 @@ from experiments.run.study import Flag, OutOptions, Report, SeedOptions, Study, 
 from experiments.run.tables import frame_text
 from mech.errors import InputError
 from probes.stats.bootstrap import MIN_CLUSTERS
-from probes.stats.coverage import CALIBRATE, calibrate, populations, run_populations
+from probes.stats.coverage import calibrate, populations, run_populations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def run(config: CalibrateConfig) -> Report:
             )
             for one, n_clusters in progress(cells, len(cells), "calibrate", config.quiet)
         ]
-        table = pd.DataFrame(lines, columns=list(CALIBRATE))
+        table = pd.DataFrame(lines)
         folder.write_table("calibrate", table)
         folder.finish({"n_lines": len(table)})
     return Report(f"{text(table)}\nwritten to {config.out}")
@@ -108,7 +108,6 @@ def text(table: pd.DataFrame) -> str:
 
 STUDY = Study(
     "calibrate",
-    "simulate how often the tests err and the intervals miss, with few clusters of skewed values",
     "backfire calibrate --simulations 4000 --from runs/first --out runs/calibrate",
     CalibrateConfig,
     run,

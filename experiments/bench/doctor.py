@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from experiments.run.places import checkpoint_cache
+from experiments.run.item_pools import checkpoint_cache
 from experiments.run.provenance import provenance
 from experiments.run.session import read_wording
 from experiments.run.study import ModelOptions, Report, Study, WordingFileOptions
@@ -53,7 +53,6 @@ def run(config: DoctorConfig) -> Report:
 
 STUDY = Study(
     "doctor",
-    "print versions and identity, and run every check of a model, its tokenizer and its chat template",
     "backfire doctor --model smollm2-135m-q4",
     DoctorConfig,
     run,

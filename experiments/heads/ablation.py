@@ -31,7 +31,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from experiments.heads.reference_sets import (
-    MIN_REFERENCE,
     ReferenceItemsOptions,
     ReferenceOptions,
     ReferenceSet,
@@ -55,16 +54,6 @@ from probes.scoring.record import system_length
 from probes.scoring.roles import position_roles
 from probes.scoring.score import ScoringQuery, build_queries, score_row
 
-__all__ = [
-    "MIN_REFERENCE",
-    "CleanRuns",
-    "ReferenceSet",
-    "Replacement",
-    "reference_set",
-    "replacement",
-    "score_under",
-]
-
 METHODS = ("mean", "mean-role", "resample", "zero", "scale", "optimal")
 BY_QUESTION = ("mean-role", "resample")
 """Ways whose values depend on the question."""
@@ -72,7 +61,7 @@ BY_QUESTION = ("mean-role", "resample")
 
 @dataclass(frozen=True, kw_only=True)
 class DrawsOptions:
-    """How many donors stand in for an item."""
+    """How many donors an item has."""
 
     draws: Annotated[int, Flag("with --how resample: donors of every item", positive)] = 20
 
@@ -254,7 +243,7 @@ class Replacement:
         z: the one value of each head, [layer, head, d_head], where there is one (mean).
         alpha: the factor on z, with scale.
         reference: the reference set; None where none is needed.
-        keep: is given every new fit (`experiments.mechanism.kept_fits` writes it down).
+        keep: is given every new fit (`experiments.mechanism.joint` writes it down).
     """
 
     how: str
@@ -335,10 +324,6 @@ class Replacement:
         if self.z is not None:
             return replace_heads(heads, self.z, place)
         return scale_heads(heads, self.alpha, place)
-
-    def intervention(self, heads: HeadSet | None, args: PlaceOptions) -> Intervention:
-        """These heads taken out where `args.where` says; InputError as `fixed`."""
-        return self.fixed(heads, args.where)
 
     def fit(self, heads: HeadSet) -> Fit:
         """The optimal constants of a set, fitted once.
@@ -525,6 +510,6 @@ def _side_by_side(
     for scoring, own in zip(questions, changes, strict=True):
         scores = score_interventions(engine, clean.of(scoring, shared), own)
         for draw, score in enumerate(scores):
-            told = replace(scoring, query=replace(scoring.query, intervention=own[draw]))
-            by_draw[draw].append(score_row(engine.model, told, score))
+            changed = replace(scoring, query=replace(scoring.query, intervention=own[draw]))
+            by_draw[draw].append(score_row(engine.model, changed, score))
     return by_draw

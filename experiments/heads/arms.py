@@ -3,8 +3,8 @@
     --ablate top:16 --ablate random:16 --ablate top:16@how=resample
 
 An arm is HEADS[@how=…][@where=…][@alpha=…][@draws=…]: heads as `head_choice` names them, then what differs from --how,
---where, --alpha and --draws. The whole model is always the first arm, under the label "none". A label is made of what
-the arm is, never of its place in the command: top16, random16, random3-16, not-top16, top16@resample,
+--where, --alpha and --draws. The unablated model is always the first arm, under the label "none". A label is made of
+what the arm is, never of its place in the command: top16, random16, random3-16, not-top16, top16@resample,
 top16@zero@candidate; it names the arm in the column `ablation`, and in the ids of its rows.
 """
 
@@ -18,14 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.heads.ablation import (
-    METHODS,
-    AblationOptions,
-    ArmOptions,
-    ReferenceSet,
-    Replacement,
-    replacement,
-)
+from experiments.heads.ablation import METHODS, AblationOptions, ArmOptions, Replacement, replacement
+from experiments.heads.reference_sets import ReferenceSet
 from experiments.heads.spec import choose_heads
 from experiments.run.session import Session
 from mech.errors import InputError
@@ -161,7 +155,7 @@ def ablation_arms(session: Session, args: AblationOptions, tasks: Collection[str
         tasks: further tasks that the model is run on.
 
     Raises:
-        InputError: as `parse_arms`; the heads of an arm cannot be told or do not exist; two arms ablate the same heads
+        InputError: as `parse_arms`; an arm names no heads, or heads that do not exist; two arms ablate the same heads
             in the same way; there are too few reference items.
     """
     specs = parse_arms(args)
@@ -227,11 +221,11 @@ class Group:
 def grouped(arms: Sequence[Arm], keys: Sequence[Key]) -> list[Group]:
     """The questions of an item under every arm, in the groups in which they are scored.
 
-    The whole model's are by themselves, and so are those of an arm that acts on the prompt, which is run under it:
-    their packed rows are the ones of a run of that arm alone, bit for bit. An arm that puts other values at every
-    position of every question has a group a question: nothing is shared, and all of them would fill the memory. Arms
-    that act at the action positions only leave the prompts as they are, and share them: condition by condition, so that
-    neighbours have one prompt.
+    Those of the unablated model are by themselves, and so are those of an arm that acts on the prompt, which is run
+    under it: their packed rows are the ones of a run of that arm alone, bit for bit. An arm that puts other values at
+    every position of every question has a group a question: nothing is shared, and all of them would fill the memory.
+    Arms that act at the action positions only leave the prompts as they are, and share them: condition by condition,
+    so that neighbours have one prompt.
     """
     groups = []
     for arm in arms:

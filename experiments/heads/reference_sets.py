@@ -90,7 +90,7 @@ class ReferenceSet:
 
     @property
     def n_contexts(self) -> int:
-        """How many different contexts the items stand in."""
+        """How many different contexts the items have."""
         return len(set(self.prompts))
 
     @property

@@ -4,22 +4,28 @@ The core conditions of every item, on one or all environments, and what the spli
 as long as the error (`neut_pad`), as many tokens of filler or another valid call in the place of the call
 (`neut_matched`, `neut_other`), and the mark of failure without the call (`mark`, `abstract_min`; `ack` is the
 acknowledgement without it), for the split in the other order and the interaction of the two. Then the split with
-intervals, by operator, error family, template and step, and which tokens of a× carry it.
+intervals, by operator, error family, template and step, and which tokens of a× it comes from.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import pandas as pd
 
-from experiments.heads.arms import ablation_arms, parse_arms
-from experiments.measure.measuring import Scoring, ScoringOptions, arms_of, scoring_study
-from experiments.run.left_out import conditions_of, noted, of_candidates, of_conditions
+from experiments.measure.measuring import (
+    Scoring,
+    ScoringOptions,
+    arms_of,
+    open_scoring,
+    score_unit,
+    scoring_study,
+    scoring_units,
+)
 from experiments.run.run_study import Tables
-from experiments.run.session import open_session
 from experiments.run.study import Report
 from experiments.run.tables import arms_text, estimate_text, summary_text, whole_model
 from probes.prompts.conditions import CORE
-from probes.scoring.score import DISTRACTORS_IN
 from probes.stats.families import family_lines
 
 NAMES = (*CORE, "neut_pad", "neut_matched", "neut_other", "mark", "ack", "abstract_min")
@@ -45,20 +51,6 @@ SHOWN = (
         "margin_copy_after_min",
     ),
 )
-
-
-def open_decomposition(config: ScoringOptions) -> Scoring:
-    """The session; the conditions and measures that items cannot have are noted."""
-    parse_arms(config)  # a mistake there costs nothing
-    session = open_session(config)
-    session = noted(session, [*of_conditions(session.items, NAMES), *of_candidates(session.items, four=True)])
-    return Scoring(
-        session,
-        names_of=lambda item: conditions_of(item, NAMES),
-        distractors_in=DISTRACTORS_IN,
-        arms=ablation_arms(session, config),
-        delta=config.delta,
-    )
 
 
 def report(_: Scoring, tables: Tables) -> Report:
@@ -88,9 +80,10 @@ def _named(split: pd.DataFrame) -> pd.DataFrame:
 
 STUDY = scoring_study(
     "decomposition",
-    "split the damage into copy and meaning, with intervals, by error family and by token",
     "backfire decomposition --env all --limit 48 --out runs/split",
     ScoringOptions,
-    open_decomposition,
-    report,
+    open=partial(open_scoring, names=NAMES),
+    units=scoring_units,
+    measure=score_unit,
+    report=report,
 )

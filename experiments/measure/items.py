@@ -58,7 +58,6 @@ def _first_words(prompt: str) -> str:
 
 STUDY = Study(
     "items",
-    "make the environment's decision points and show what is in them",
     "backfire items --seed 0 --out items.jsonl",
     ItemsConfig,
     run,

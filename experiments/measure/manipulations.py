@@ -7,19 +7,23 @@ abstract terms, with an instruction, and two placebos (a near and an unrelated c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
-from experiments.heads.arms import ablation_arms, parse_arms
-from experiments.measure.measuring import Scoring, ScoringOptions, scoring_study
-from experiments.run.left_out import LeftOut, conditions_of, noted, of_candidates, of_conditions
+from experiments.measure.measuring import (
+    Scoring,
+    ScoringOptions,
+    open_scoring,
+    score_unit,
+    scoring_study,
+    scoring_units,
+)
+from experiments.run.left_out import LeftOut, conditions_of
 from experiments.run.run_study import Tables
-from experiments.run.session import open_session
 from experiments.run.study import Flag, Report
 from experiments.run.tables import frame_text
 from probes.items.item import Item
 from probes.prompts.conditions import CONDITIONS, parse_conditions
-from probes.scoring.score import DISTRACTORS_IN
 from probes.stats.families import family_lines
 from probes.stats.layout import UNABLATED
 
@@ -34,19 +38,14 @@ class ManipulationsConfig(ScoringOptions):
 def open_manipulations(config: ManipulationsConfig) -> Scoring:
     """The conditions asked for; what items cannot be put under is noted."""
     asked = {*parse_conditions(config.conditions), "pre", "fail"}
-    parse_arms(config)  # a mistake there costs nothing
-    session = open_session(config)
-    arms = ablation_arms(session, config)
     names = [name for name in CONDITIONS if name in asked]
-    items = session.items
-    session = noted(session, [*of_steps(items, names), *of_conditions(items, names), *of_candidates(items)])
-    early = {item.item_id: _movable(item, items) for item in items}
+    context = open_scoring(config, names, four=False, further=lambda items: of_steps(items, names))
+    early = {item.item_id for item in context.session.items if _movable(item, context.session.items)}
 
     def names_of(item: Item) -> list[str]:
-        possible = conditions_of(item, names)
-        return [name for name in possible if name != "fail_early" or early[item.item_id]]
+        return [name for name in conditions_of(item, names) if name != "fail_early" or item.item_id in early]
 
-    return Scoring(session, names_of=names_of, distractors_in=DISTRACTORS_IN, arms=arms, delta=config.delta)
+    return replace(context, names_of=names_of)
 
 
 def report(_: Scoring, tables: Tables) -> Report:
@@ -77,9 +76,10 @@ def _movable(item: Item, items: Sequence[Item]) -> bool:
 
 STUDY = scoring_study(
     "manipulations",
-    "write the same failure in other ways and measure each against the standard record",
     "backfire manipulations --env toolshed --limit 24 --out runs/split",
     ManipulationsConfig,
-    open_manipulations,
-    report,
+    open=open_manipulations,
+    units=scoring_units,
+    measure=score_unit,
+    report=report,
 )

@@ -7,27 +7,30 @@ under equal ids cannot be mixed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import pandas as pd
 
 from experiments.heads.ablation import AblationOptions
-from experiments.heads.arms import Arms, Group, grouped
+from experiments.heads.arms import Arms, Group, ablation_arms, grouped, parse_arms
 from experiments.run.durable import naming
-from experiments.run.run_folder import RunFolder
+from experiments.run.left_out import LeftOut, conditions_of, noted, of_candidates, of_conditions
+from experiments.run.run_folder import RunFolder, in_schema
 from experiments.run.run_study import ItemContext, ItemStudy, ItemUnit, Row, Tables
-from experiments.run.study import DeltaOptions, Report, SessionOptions
+from experiments.run.session import open_session
+from experiments.run.study import DeltaOptions, SessionOptions
 from probes.items.item import Item
-from probes.measures.ablation_arms import ARMS, ArmTable, arm_contrasts, by_arm, labelled
+from probes.measures.ablation_arms import ArmTable, arm_contrasts, by_arm, labelled
 from probes.measures.breakdowns import breakdown, item_attributes, small_cells
 from probes.measures.decompose import decomposition_table, equivalences
 from probes.measures.manipulations import length_match, manipulations
 from probes.measures.measures import measure
 from probes.measures.profiles import profiles
 from probes.prompts.conditions import AS_LONG_AS
-from probes.scoring.score import ScoringQuery, build_queries, question, score_asks, scored
+from probes.scoring.score import DISTRACTORS_IN, ScoringQuery, build_queries, question, score_asks, scored
 from probes.stats.bootstrap import summarise
 from probes.stats.layout import UNABLATED
 
@@ -35,9 +38,6 @@ from probes.stats.layout import UNABLATED
 @dataclass(frozen=True, kw_only=True)
 class ScoringOptions(DeltaOptions, AblationOptions, SessionOptions):
     """What every study of scores is given."""
-
-
-Config = TypeVar("Config", bound=ScoringOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,22 +56,47 @@ class Scoring(ItemContext):
     arms: Arms
     delta: float
 
-    @property
-    def about(self) -> Mapping[str, Any]:
-        """The items, and the arms."""
-        return {**super().about, **self.arms.about}
-
-    @property
-    def derived(self) -> Mapping[str, Any]:
-        """What the arms resolved to."""
-        return self.arms.derived
-
 
 @dataclass(frozen=True)
 class ScoringUnit(ItemUnit):
     """The questions of an item that are scored together."""
 
     group: Group
+
+
+def open_scoring(
+    config: ScoringOptions,
+    names: Sequence[str],
+    distractors_in: Sequence[str] | None = DISTRACTORS_IN,
+    four: bool = True,
+    further: Callable[[Sequence[Item]], Sequence[LeftOut]] = lambda _: (),
+) -> Scoring:
+    """The session and the arms; the conditions and measures that items cannot have are noted.
+
+    Args:
+        config: of the study.
+        names: the conditions asked for.
+        distractors_in: the conditions under which the distractors are scored; None: all.
+        four: whether the choice among four candidates is noted where items have fewer.
+        further: what else items cannot have.
+
+    Raises:
+        InputError: as `open_session` and `ablation_arms`; a malformed arm before anything is loaded.
+    """
+    parse_arms(config)
+    session = open_session(config)
+    arms = ablation_arms(session, config)
+    items = session.items
+    left_out = [*further(items), *of_conditions(items, names), *of_candidates(items, four)]
+    return Scoring(
+        noted(session, left_out),
+        recorded=arms.about,
+        decided=arms.derived,
+        names_of=lambda item: conditions_of(item, names),
+        distractors_in=distractors_in,
+        arms=arms,
+        delta=config.delta,
+    )
 
 
 def scoring_units(context: Scoring) -> list[ScoringUnit]:
@@ -118,7 +143,7 @@ def unit_queries(context: Scoring, unit: ScoringUnit) -> list[ScoringQuery]:
 def score_tables(context: Scoring, folder: RunFolder) -> dict[str, pd.DataFrame]:
     """Every table that the rows of the folder allow, of every arm in it; `arms` where there are two or more.
 
-    Arms of other studies of the folder come behind the context's own.
+    Arms of other studies of the folder come after the context's own.
     """
     session, delta = context.session, context.delta
     rows = session.clustered(labelled(folder.rows("scores")))
@@ -152,43 +177,15 @@ def score_tables(context: Scoring, folder: RunFolder) -> dict[str, pd.DataFrame]
 
 def arms_of(tables: Tables) -> pd.DataFrame:
     """The table `arms`; empty where there is the unablated model only."""
-    return tables.get("arms", pd.DataFrame(columns=list(ARMS)))
+    return tables.get("arms", in_schema("arms", pd.DataFrame()))
 
 
-def scoring_study(
-    name: str,
-    summary: str,
-    example: str,
-    config: type[Config],
-    open: Callable[[Config], Scoring],
-    report: Callable[[Any, Tables], Report],
-    units: Callable[[Any], Sequence[ScoringUnit]] | None = None,
-    measure: Callable[[Any, ScoringUnit], Sequence[Row]] | None = None,
-) -> ItemStudy[Config, Scoring, ScoringUnit]:
-    """A study that scores its items under conditions and arms, and has the tables that follow.
-
-    Args:
-        name: of the command.
-        summary: see `Study`.
-        example: see `Study`.
-        config: its class.
-        open: see `ItemStudy`.
-        report: see `ItemStudy`.
-        units: where there are more than `scoring_units`.
-        measure: of these.
-    """
-    return ItemStudy(
-        name,
-        summary,
-        example,
-        config,
-        rows="scores",
-        open=open,
-        units=units or scoring_units,
-        measure=measure or score_unit,
-        tables=score_tables,
-        report=report,
-        expected=expected_questions,
-        notes=lambda context, _: context.arms.notes,
-        extra=lambda context, _: context.arms.fitted,
-    )
+scoring_study: partial[ItemStudy[Any, Any, ScoringUnit]] = partial(
+    ItemStudy,
+    rows="scores",
+    tables=score_tables,
+    expected=expected_questions,
+    notes=lambda context, _: context.arms.notes,
+    extra=lambda context, _: context.arms.fitted,
+)
+"""A study that scores its items under conditions and arms, and has the tables that follow."""

@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from experiments.heads.arms import Group, ablation_arms, parse_arms
+from experiments.heads.arms import Group
 from experiments.measure.measuring import (
     Scoring,
     ScoringOptions,
     ScoringUnit,
     arms_of,
+    open_scoring,
     score_unit,
     scoring_study,
     scoring_units,
 )
-from experiments.run.left_out import conditions_of, noted, of_candidates, of_conditions
+from experiments.run.left_out import conditions_of
 from experiments.run.run_study import Row, Tables
-from experiments.run.session import open_session
 from experiments.run.study import Flag, Report
 from experiments.run.tables import arms_text, summary_text, whole_model
 from mech.engine.capture import everything_names
@@ -74,23 +74,15 @@ def open_probe(config: ProbeConfig) -> Probing:
     names = parse_conditions(config.conditions)
     if config.keep and config.cache is None:
         raise InputError("--keep says what to keep in the folder of --cache: name one.")
-    parse_arms(config)
     where = DISTRACTORS_IN if config.distractors == "measured" else None
-    session = open_session(config)
-    session = noted(
-        session, [*of_conditions(session.items, names), *of_candidates(session.items, where is not None)]
-    )
-    arms = ablation_arms(session, config)
+    scoring = open_scoring(config, names, where, four=where is not None)
+    model = scoring.session.model
     kinds = [kind for kind in config.keep.split(",") if kind]
-    keep = [*sweep_names(session.model), *everything_names(session.model, *kinds)]
+    keep = [*sweep_names(model), *everything_names(model, *kinds)]
     for name in keep:
-        hook_point(session.model.bridge.hook_dict, name)  # an unknown name is refused before anything is run
+        hook_point(model.bridge.hook_dict, name)  # an unknown name is refused before anything is run
     return Probing(
-        session,
-        names_of=lambda item: conditions_of(item, names),
-        distractors_in=where,
-        arms=arms,
-        delta=config.delta,
+        **vars(scoring),
         kept_conditions=[name for name in KEPT_CONDITIONS if name in names] if config.cache else [],
         kept_hooks=keep,
     )
@@ -124,11 +116,10 @@ def report(context: Probing, tables: Tables) -> Report:
 
 STUDY = scoring_study(
     "probe",
-    "measure how much a recorded failure raises or lowers the log-probability of repeating it",
     "backfire probe --limit 24 --out runs/first",
     ProbeConfig,
-    open_probe,
-    report,
-    units,
-    measure,
+    open=open_probe,
+    units=units,
+    measure=measure,
+    report=report,
 )

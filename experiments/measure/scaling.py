@@ -38,7 +38,7 @@ from experiments.run.tables import frame_text
 from mech.errors import InputError
 from probes.measures.ablation_arms import by_arm, labelled
 from probes.measures.scaling import fit_scaling, scaling_table
-from probes.stats.bootstrap import corrected
+from probes.stats.families import corrected
 from probes.stats.summaries import check_summary
 
 SHOWN = ("G", "copy", "sem", "p_repeat_fail")
@@ -68,7 +68,7 @@ def run(config: ScalingConfig) -> Report:
         for name in progress(names, len(names), "models", config.quiet):
             place = out / folders[name]
             one = arguments(decompose_items.STUDY, {**keyed(config), "model": name, "out": place})
-            # The files behind a path may have changed since; a name means the same weights, or is refused.
+            # The files of a path may have changed since; a name means the same weights, or is refused.
             if Path(name).exists() or not is_done(place, decompose_items.STUDY.settings(one)):
                 decompose_items.STUDY.run(one)
                 gc.collect()  # the next model is loaded when this one is gone
@@ -83,7 +83,9 @@ def run(config: ScalingConfig) -> Report:
         fits = by_arm(table, no_streams, lambda some, _: fit_scaling(some))
         folder.write_table("scaling", table)
         folder.write_table("scaling_fit", fits)
-        folder.write_table("summary", by_arm(summary, no_streams, lambda some, _: corrected(some)))
+        folder.write_table(
+            "summary", by_arm(summary, no_streams, lambda some, _: corrected(some, "headline"))
+        )
         if any(has_arms(out / folders[name]) for name in names):
             folder.write_table("arms", arms_of_models([out / folders[name] for name in names]))
         folder.finish({"models": identities})
@@ -150,7 +152,6 @@ def read_summary(place: Path) -> pd.DataFrame:
 
 STUDY = Study(
     "scaling",
-    "run the decomposition on many models and fit G against their size",
     "backfire scaling --models smollm2-135m,smollm2-360m,qwen2.5-0.5b --env all --limit 48 --out runs/scaling",
     ScalingConfig,
     run,

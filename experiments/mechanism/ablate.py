@@ -5,7 +5,7 @@ position, prefix included, or at the action positions alone, in one way or sever
 `experiments.heads.ablation`). Controls: `experiments.heads.control_sets`. Of both candidates every metric
 (`probes.scoring.contrast`) is kept, under the two conditions of the pair (--from, --to) and under fail. Under the
 same interventions, what should stay: losses on prose, code and random tokens (of ways that need no donor), the
-reference action, Δsem. ablations.jsonl → tables: `experiments.mechanism.ablation_tables`.
+reference action, Δsem. ablate.jsonl → tables: `experiments.mechanism.ablation_tables`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import pandas as pd
 
 from experiments.heads.ablation import (
@@ -26,22 +25,27 @@ from experiments.heads.ablation import (
     Donors,
     DrawsOptions,
     PlaceOptions,
-    ReferenceSet,
     Replacement,
-    reference_set,
     replacement,
     score_under,
 )
-from experiments.heads.sets import Ablated, SetsOptions, about_sets, head_sets, notes_of, selected_sets
+from experiments.heads.control_sets import (
+    NamedSet,
+    SetsOptions,
+    about_sets,
+    head_sets,
+    notes_of,
+    selected_sets,
+)
+from experiments.heads.reference_sets import ReferenceSet, reference_set
 from experiments.mechanism.ablation_tables import ablation_tables
-from experiments.mechanism.pairs import PairSweepOptions, pair_of, require_conditions
+from experiments.mechanism.pairs import PairSweepOptions, pair_of, require_conditions, scores_under
 from experiments.run.left_out import noted, of_candidates
 from experiments.run.run_folder import RunFolder
 from experiments.run.run_study import ItemContext, ItemStudy, Row, Tables, Unit
 from experiments.run.session import Session, open_session
 from experiments.run.study import DeltaOptions, Flag, Report, positive, positive_number
 from experiments.run.tables import frame_text
-from mech.engine.queries import Score
 from mech.errors import InputError
 from mech.head_scores.induction import RepeatedTokens, repeated_tokens
 from mech.interventions.intervention import Intervention
@@ -95,7 +99,7 @@ class AblationUnit(Unit):
 
     how: str
     put: Replacement
-    one: Ablated
+    one: NamedSet
     item: Item | None
 
 
@@ -107,7 +111,7 @@ class AblateContext(ItemContext):
     """
 
     config: AblateConfig
-    sets: Sequence[Ablated]
+    sets: Sequence[NamedSet]
     puts: Mapping[str, Replacement]
     reference: ReferenceSet | None
     clean: CleanRuns
@@ -151,7 +155,7 @@ def open_ablate(config: AblateConfig) -> AblateContext:
         "replacements": {how: dict(put.about) for how, put in puts.items()},
     }
     hashes = {
-        "set_sha256": {one.label: one.heads.sha256 for one in sets if one.heads is not None},
+        "set_sha256": {one.label: one.heads.sha256 for one in sets if one.heads},
         "replacement_sha256": {how: put.sha256 for how, put in puts.items()},
     }
     context = AblateContext(
@@ -193,7 +197,9 @@ def units(context: AblateContext) -> list[AblationUnit]:
     ]
 
 
-def _ways(context: AblateContext, how: str, sets: Sequence[Ablated], item: Item | None) -> list[AblationUnit]:
+def _ways(
+    context: AblateContext, how: str, sets: Sequence[NamedSet], item: Item | None
+) -> list[AblationUnit]:
     """The units of a way and an item (None: of the texts, in ways that need no donor)."""
     config, put = context.config, context.puts[how]
     if item is None and put.by_question:
@@ -207,7 +213,7 @@ def _ways(context: AblateContext, how: str, sets: Sequence[Ablated], item: Item 
     ]
 
 
-def _unit(how: str, put: Replacement, one: Ablated, item: Item | None) -> AblationUnit:
+def _unit(how: str, put: Replacement, one: NamedSet, item: Item | None) -> AblationUnit:
     row_id = f"{how}|{one.label}|{item.item_id if item else 'prose'}"
     return AblationUnit((row_id,), how, put, one, item)
 
@@ -216,7 +222,7 @@ def _questions(unit: AblationUnit, pair: tuple[str, str]) -> int:
     if unit.item is None:
         return 0
     candidates = 2 if unit.item.gold_action is not None else 1 + len(unit.item.distractors)
-    draws = unit.put.draws if unit.one.heads is not None else 1
+    draws = unit.put.draws if unit.one.heads else 1
     return draws * candidates * len(conditions_read(pair))
 
 
@@ -225,7 +231,7 @@ def measure(context: AblateContext, unit: AblationUnit) -> list[Row]:
     one, (source, target) = unit.one, context.pair
     keys = {"id": unit.row_ids[0], "how": unit.how, "set": one.label, "kind": one.kind, "k": one.k}
     if unit.item is None:
-        change = unit.put.fixed(one.heads, context.config.where)
+        change = unit.put.fixed(one.heads or None, context.config.where)
         found = off_target(context.session, context.sequences, change)
     else:
         found = on_item(
@@ -238,7 +244,7 @@ def on_item(
     session: Session,
     item: Item,
     put: Replacement,
-    one: Ablated,
+    one: NamedSet,
     where: str,
     pair: tuple[str, str],
     clean: CleanRuns | None = None,
@@ -246,18 +252,14 @@ def on_item(
     """An item's metrics under every condition and draw: `scores` is metric → condition → a number a draw, nats."""
     contrast = contrast_of(session.model, item, session.wording)
     names = conditions_read(pair)
-    used = put if one.heads is not None else put.with_draws(1)
-    by_draw = score_under(session, item, names, contrast.candidates, used, one.heads, where, clean=clean)
+    used = put if one.heads else put.with_draws(1)
+    by_draw = score_under(
+        session, item, names, contrast.candidates, used, one.heads or None, where, clean=clean
+    )
     scores: dict[str, dict[str, list[float]]] = {}
     for rows in by_draw:
         for name in names:
-            of = {
-                row["candidate"]: Score(
-                    np.array(row["token_logprobs"]), np.zeros(row["n_tokens"], dtype=bool)
-                )
-                for row in rows
-                if row["condition"] == name
-            }
+            of = scores_under(rows, name)
             values = contrast.values(of)
             if contrast.references:
                 totals = [of[candidate].total for candidate in contrast.references]
@@ -297,15 +299,16 @@ def tables_of(context: AblateContext, folder: RunFolder) -> Tables:
 def report(context: AblateContext, tables: Tables) -> Report:
     """The dose curve, shares, controls, area, and what else the selected sets change; of one metric."""
     metric = context.config.metric
-    curve = tables["ablation"][tables["ablation"]["metric"].isin([metric, "loss"])]
+    curve = tables["ablate"][tables["ablate"]["metric"].isin([metric, "loss"])]
     shown = curve[curve["measure"].isin(["G", "copy", "sem", "prose_loss"])]
     wide = shown.pivot_table(
         index=["how", "k", "kind", "set"], columns="measure", values="mean"
     ).reset_index()
     removed, controls, dose = (
-        table[table["metric"] == metric] for table in map(tables.__getitem__, ("removed", "controls", "dose"))
+        table[table["metric"] == metric]
+        for table in map(tables.__getitem__, ("ablate_removed", "ablate_controls", "ablate_dose"))
     )
-    changes = tables["offtarget"]
+    changes = tables["ablate_off_target"]
     parts = [
         wide,
         removed[removed["kind"] == "selected"],
@@ -340,10 +343,9 @@ def fitted(context: AblateContext) -> dict[str, dict[str, dict[str, float]]]:
 
 STUDY = ItemStudy(
     "ablate",
-    "take a frozen head set out of the whole run and measure again, beside controls of six kinds",
     "backfire ablate --heads top:16 --how mean,resample --controls 20 --k 4,8,16,32 --limit 12 --out runs/first",
     AblateConfig,
-    rows="ablations",
+    rows="ablate",
     open=open_ablate,
     units=units,
     measure=measure,

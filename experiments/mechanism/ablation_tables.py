@@ -1,8 +1,11 @@
 """From the rows of an ablation study to its tables; all have the column `how`, all but two the column `metric`.
 
-ablation.csv    every measure under every set               removed.csv       share of the difference a set removes
-controls.csv    each size against its controls              dose.csv          the whole dose curve against the controls'
-offtarget.csv   what else changes, and whether within ±δ    control_sets.csv  how well controls match, and their size
+ablate.csv               every measure under every set
+ablate_removed.csv       share of the difference that a set removes
+ablate_controls.csv      each size against its controls
+ablate_dose.csv          the whole dose curve against the controls'
+ablate_off_target.csv    what else changes, and whether within ±δ
+ablate_control_sets.csv  how well controls match, and their size
 
 With v(c) the metric under condition c (mean over draws):
 
@@ -19,9 +22,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.heads.sets import Ablated
+from experiments.heads.control_sets import NamedSet
 from experiments.run.run_folder import RunFolder
-from experiments.run.schema import CONTROL_SETS
 from experiments.run.session import Session
 from mech.errors import InputError
 from probes.effects.dose import against_controls, dose_areas, dose_curve, share_removed
@@ -67,7 +69,7 @@ def long_draws(rows: pd.DataFrame) -> pd.DataFrame:
                 found = measures_of(row["scores"], metric, (row["from"], row["to"]), known)
             except KeyError as lacking:
                 raise InputError(
-                    f"The row '{row['id']}' of ablations.jsonl has no {lacking} in its scores: restore or delete that "
+                    f"The row '{row['id']}' of ablate.jsonl has no {lacking} in its scores: restore or delete that "
                     "line."
                 ) from lacking
             lines += [
@@ -108,9 +110,7 @@ def long_off_target(rows: pd.DataFrame) -> pd.DataFrame:
 def _losses(row: dict[Any, Any]) -> dict[str, list[float]]:
     losses = row.get("losses")
     if not isinstance(losses, dict):
-        raise InputError(
-            f"The row '{row['id']}' of ablations.jsonl has no losses: restore or delete that line."
-        )
+        raise InputError(f"The row '{row['id']}' of ablate.jsonl has no losses: restore or delete that line.")
     return losses
 
 
@@ -122,41 +122,44 @@ def by_how(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def ablation_tables(
-    folder: RunFolder, session: Session, sets: Sequence[Ablated], delta: float, delta_loss: float
+    folder: RunFolder, session: Session, sets: Sequence[NamedSet], delta: float, delta_loss: float
 ) -> dict[str, pd.DataFrame]:
     """Every table, from all rows of the folder; control_sets where there are controls."""
-    kept = folder.rows("ablations")
+    kept = folder.rows("ablate")
     texts = kept["item_id"] == "prose"
     rows = pd.concat([session.clustered(kept[~texts]), kept[texts]], ignore_index=True)
     draws, rng_for = long_draws(rows), session.rng_for
-    names = ("ablation", "removed", "controls", "dose", "offtarget")
+    names = ("ablate", "ablate_removed", "ablate_controls", "ablate_dose", "ablate_off_target")
     parts: dict[str, list[pd.DataFrame]] = {name: [] for name in names}
     for how, long in by_how(long_values(rows)):
         for metric in [name for name in (*FORMS, LOSS) if name in set(long["metric"])]:
             group = long[long["metric"] == metric].drop(columns=["how", "metric"])
 
-            def told(table: pd.DataFrame, how: str = how, metric: str = metric) -> pd.DataFrame:
+            def named(table: pd.DataFrame, how: str = how, metric: str = metric) -> pd.DataFrame:
                 return _first(table, {"how": how, "metric": metric})
 
-            parts["ablation"].append(told(dose_curve(group, rng_for)))
+            parts["ablate"].append(named(dose_curve(group, rng_for)))
             if metric == LOSS:
                 continue
             removed = share_removed(group, rng_for)
-            parts["controls"].append(told(against_controls(removed)))
+            parts["ablate_controls"].append(named(against_controls(removed)))
             own = draws[((draws["how"] == how) | (draws["kind"] == "none")) & (draws["metric"] == metric)]
-            parts["removed"].append(told(removed.assign(draw_sd=removed["set"].map(draw_sds(own)))))
+            parts["ablate_removed"].append(named(removed.assign(draw_sd=removed["set"].map(draw_sds(own)))))
             shares = [name for name in ("copy", "G") if name in set(group["measure"])]
-            parts["dose"].append(told(dose_areas(group, rng_for, shares)))
+            parts["ablate_dose"].append(named(dose_areas(group, rng_for, shares)))
     for how, units in by_how(long_off_target(rows)):
-        parts["offtarget"].append(_first(_changes(units, delta, delta_loss, rng_for), {"how": how}))
+        parts["ablate_off_target"].append(_first(_changes(units, delta, delta_loss, rng_for), {"how": how}))
     whole = {name: pd.concat(found, ignore_index=True) for name, found in parts.items()}
-    whole |= {name: corrected(whole[name], name) for name in ("controls", "dose")}
-    lines = [
-        (one.label, one.kind, one.k, one.n_heads, one.ratio, one.displaced, one.reached)
+    whole |= {name: corrected(whole[name], name) for name in ("ablate_controls", "ablate_dose")}
+    controls = [
+        {
+            **{"set": one.label, "kind": one.kind, "k": one.k, "n_heads": len(one.heads)},
+            **{"ratio": one.ratio, "displaced": one.displaced, "reached": one.reached},
+        }
         for one in sets
         if one.kind not in ("none", "selected")
     ]
-    return {**whole, "control_sets": pd.DataFrame(lines, columns=list(CONTROL_SETS))} if lines else whole
+    return {**whole, "ablate_control_sets": pd.DataFrame(controls)} if controls else whole
 
 
 def draw_sds(draws: pd.DataFrame) -> dict[str, float]:

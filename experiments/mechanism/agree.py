@@ -2,7 +2,7 @@
 
 Effects: those of `backfire patch` in the same folder (z at the action positions, pre → neut). Scores: heads.csv, or
 scored here under the seed; and in-context induction on the patched items' own transcripts, which no frozen set may be
-chosen by (`uses_task_data`). transcripts.jsonl → agreement.csv, score_agreement.csv, suppressors.csv: effects on each
+chosen by (`uses_task_data`). agree.jsonl → agree.csv, agree_scores.csv, agree_suppressors.csv: effects on each
 metric rank heads by themselves, so that the tables hold a ranking for each; --metric says which is shown.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 import pandas as pd
 
 from experiments.heads.ranking import ALL_SCORES, ranking
-from experiments.mechanism.metric_views import of_metric
 from experiments.mechanism.overlap import SAME, patched_entry
+from experiments.mechanism.pairs import of_metric
 from experiments.mechanism.patch_screen import NO_SCREEN
 from experiments.mechanism.patch_tables import z_effects
 from experiments.run.item_pools import read_pool
@@ -121,7 +121,7 @@ def long_transcripts(folder: RunFolder, items: set[str]) -> pd.DataFrame:
     """The kept rows of these items, one line a head."""
     lines = [
         (row["item_id"], *map(int, name[1:].split("H")), *values)
-        for row in folder.rows("transcripts").to_dict("records")
+        for row in folder.rows("agree").to_dict("records")
         if row["item_id"] in items
         for name, values in row["heads"].items()
     ]
@@ -138,9 +138,11 @@ def agree_tables(context: AgreeContext, folder: RunFolder) -> dict[str, pd.DataF
     agreed = by_metric(effects, lambda own: agreement(scores, own, rng_for, known), METRICS)
     between = between_scores(scores, BY, known)
     return {
-        "agreement": agreed.assign(uses_task_data=agreed["score"].isin(TRANSCRIPT_SCORES)),
-        "score_agreement": between.assign(uses_task_data=between["other"].isin(TRANSCRIPT_SCORES)),
-        "suppressors": by_metric(effects, lambda own: suppressors(own, scores, rng_for, known), METRICS),
+        "agree": agreed.assign(uses_task_data=agreed["score"].isin(TRANSCRIPT_SCORES)),
+        "agree_scores": between.assign(uses_task_data=between["other"].isin(TRANSCRIPT_SCORES)),
+        "agree_suppressors": by_metric(
+            effects, lambda own: suppressors(own, scores, rng_for, known), METRICS
+        ),
     }
 
 
@@ -151,11 +153,11 @@ def known_scores(scores: pd.DataFrame) -> list[str]:
 
 def report(context: AgreeContext, tables: Tables) -> Report:
     """Rank correlations, and the strongest heads of negative effect, of one metric."""
-    metric, negative = context.config.metric, tables["suppressors"]
+    metric, negative = context.config.metric, tables["agree_suppressors"]
     columns = [*SUPPRESSORS, *(["copy_suppression"] if "copy_suppression" in context.scores else [])]
     shown = [
-        _shown(of_metric(tables["agreement"], metric)),
-        tables["score_agreement"],
+        _shown(of_metric(tables["agree"], metric)),
+        tables["agree_scores"],
         negative[negative["metric"] == metric].groupby("direction").head(8)[columns],
     ]
     return Report("\n\n".join([f"effects on {metric}:", *map(frame_text, shown)]))
@@ -169,10 +171,9 @@ def _shown(agreed: pd.DataFrame) -> pd.DataFrame:
 
 STUDY = ItemStudy(
     "agree",
-    "compare the ranking of heads by every score with that by their causal effects",
     "backfire agree --out runs/first",
     AgreeConfig,
-    rows="transcripts",
+    rows="agree",
     open=open_agree,
     units=units,
     measure=measure,

@@ -1,16 +1,17 @@
-"""`backfire circuit`: the smallest set of heads that carries a share of Δcopy, by several searches, tested elsewhere.
+"""`backfire circuit`: the smallest set of heads that recovers a share of Δcopy, by several searches, tested elsewhere.
 
 Items are split by template where there are enough of them (--split): no template, task or goal of a test item is seen
 in training, by a search or by a ranking that one starts from. On the training items each method (`circuit_searching`)
 looks for the smallest set whose joint effect on --metric reaches --target of the difference, by one of three criteria
 (`mech.patching.circuits`):
 
-    necessity      the default. Noising the set must remove the share although every other head may stand in for it.
+    necessity      the default. Noising the set must remove the share although every other head may compensate.
     sufficiency    passes early and past 1: on the bundled model a few heads brought into `pre` raise logp(a×) by more
-                   than Δcopy on some items, as heads that hold copying back do not see what they would hold back.
-    faithfulness   passes 1 likewise, since the set can be chosen without the heads that hold copying back.
+                   than Δcopy on some items, as suppression heads do not see what they would suppress.
+    faithfulness   passes 1 likewise, since the set can be chosen without the suppression heads.
 
-Sets found by necessity on ToolShed were sufficient and faithful there, and not the other way round; all three are told.
+Sets found by necessity on ToolShed were sufficient and faithful there, and not the other way round; all three are
+reported.
 Found sets are then measured, in every metric, on held-out items, on the other environment and on any item files given:
 circuit.csv, circuit_controls.csv (beside random sets, sets matched in output norm and in damage, and others),
 circuit_heads.csv, circuit_completeness.csv, circuit_curve.csv, circuit_ranking.csv; circuit_stability.csv and its
@@ -28,7 +29,7 @@ from typing import Annotated, Any, Literal
 
 import pandas as pd
 
-from experiments.heads.control_sets import DRAWN, ControlSet, KindsOptions, MatchedOptions, control_sets
+from experiments.heads.control_sets import DRAWN, KindsOptions, MatchedOptions, NamedSet, control_sets
 from experiments.heads.ranking import ranking
 from experiments.heads.reference_sets import ReferenceOptions, reference_set
 from experiments.mechanism.circuit_searching import (
@@ -183,7 +184,7 @@ def run(config: CircuitConfig) -> Report:
             }
         )
     sizes = family_lines(controls[controls["metric"].isin(SHOWN)], "circuit")
-    text = [*split_lines(level, tests, config), "", told(found, config), "", _shown(table), ""]
+    text = [*split_lines(level, tests, config), "", found_text(found, config), "", _shown(table), ""]
     text += ["beside control sets, by the criterion:", _beside(controls), *sizes, ""]
     text += [
         _about_halves(searched, config),
@@ -202,7 +203,7 @@ def with_references(session: Session, metric: str) -> Session:
     """
     if metric == "logprob":
         return session
-    items = [item for item in session.items if has_reference(item)]
+    items = [item for item in session.items if len(item.candidates()) > 1]
     if not items:
         raise InputError(
             f"No item has a reference action or a distractor: --metric {metric} needs one of the two."
@@ -212,11 +213,6 @@ def with_references(session: Session, metric: str) -> Session:
         return session
     why = f"{n} items have neither a reference action nor distractors"
     return noted(with_changes(session, items=items), [LeftOut(metric, n, why)])
-
-
-def has_reference(item: Item) -> bool:
-    """Whether there is an action that a× can be compared with."""
-    return item.gold_action is not None or bool(item.distractors)
 
 
 def split_level(session: Session, config: CircuitConfig) -> Level:
@@ -232,7 +228,7 @@ def sets_to_test(session: Session, config: CircuitConfig) -> tuple[list[ItemSet]
     put under a condition, or lack what the metric needs, are left out.
 
     Raises:
-        InputError: tasks cannot be split, a file or environment has no item left, a label stands for two sets.
+        InputError: tasks cannot be split, a file or environment has no item left, two sets have one label.
     """
     rng = session.rng_for("circuit/split")
     level = split_level(session, config)
@@ -256,7 +252,7 @@ def sets_to_test(session: Session, config: CircuitConfig) -> tuple[list[ItemSet]
             item
             for item in untouched(pool, training, level)
             if len(conditions_of(item, pair_of(config))) == 2
-            and (config.metric == "logprob" or has_reference(item))
+            and (config.metric == "logprob" or len(item.candidates()) > 1)
         ]
         if not chosen:
             shared = "task or goal" if level == "task" else "template, task or goal"
@@ -322,7 +318,7 @@ def controls_of(
     config: CircuitConfig,
     found: Mapping[str, Found],
     tested: Collection[str],
-) -> tuple[dict[str, dict[str, list[ControlSet]]], list[str]]:
+) -> tuple[dict[str, dict[str, list[NamedSet]]], list[str]]:
     """Method → kind of control → its sets, read from circuit_sets.jsonl or drawn and written there; and notes.
 
     No item of the `tested` tasks is a reference that sets are matched on.
@@ -332,7 +328,7 @@ def controls_of(
     """
     kept = {row["id"]: row for row in folder.rows("circuit_sets").to_dict("records")}
     model, reference = session.model, None
-    controls: dict[str, dict[str, list[ControlSet]]] = {}
+    controls: dict[str, dict[str, list[NamedSet]]] = {}
     notes = []
     for method, one in found.items():
         large = 2 * len(one.set) > model.n_layers * model.n_heads
@@ -370,7 +366,7 @@ def controls_of(
                 kept[row_id] = row
             row = kept[row_id]
             controls[method][kind] = [
-                ControlSet(
+                NamedSet(
                     *(each["label"], kind, HeadSet(map(Head.parse, each["heads"]))),
                     *(int(each["displaced"]), each["ratio"], bool(each["reached"])),
                 )
@@ -432,7 +428,7 @@ def about_found(found: Mapping[str, Found]) -> dict[str, Any]:
     }
 
 
-def told(found: Mapping[str, Found], config: CircuitConfig) -> str:
+def found_text(found: Mapping[str, Found], config: CircuitConfig) -> str:
     """A sentence a method: found, or not found and how near."""
     lines = []
     for method, one in found.items():
@@ -448,7 +444,7 @@ def told(found: Mapping[str, Found], config: CircuitConfig) -> str:
 
 
 def split_lines(level: str, tests: Sequence[ItemSet], config: CircuitConfig) -> list[str]:
-    """Which templates stand on either side, a line a test set."""
+    """The templates of each test set, a line each."""
     why = ""
     if config.split == "auto":
         few = "at least" if level == "template" else "fewer than"
@@ -510,7 +506,6 @@ def _hash(what: pd.DataFrame | ItemSet) -> str:
 
 STUDY = Study(
     "circuit",
-    "find the smallest set of heads that carries a share of Δcopy, and test it where it was not found",
     "backfire circuit --limit 24 --criterion necessity --transfer none --out runs/first",
     CircuitConfig,
     run,

@@ -17,7 +17,7 @@ import pandas as pd
 
 from experiments.heads.ranking import score_heads
 from experiments.mechanism.circuit_values import Evaluations, ItemSet
-from experiments.run.schema import CIRCUIT_STABILITY, CIRCUIT_STABILITY_SUMMARY
+from experiments.run.schema import TABLES
 from experiments.run.seeds import derive
 from experiments.run.study import Flag, SeedOptions, not_negative, positive, positive_number
 from mech.heads import Head, HeadSet
@@ -89,7 +89,7 @@ class Search:
 
     @property
     def pooled(self) -> dict[Head, float]:
-        """Each head's estimated share of the training items' mean delta, a ratio of means: > 0 where it carries it."""
+        """Each head's estimated share of the training items' mean delta, a ratio of means: > 0 where it adds to it."""
         total = float(self.evaluations.deltas(self.training, self.evaluations.estimated).sum())
         return {head: effect / total for head, effect in self.summed.items()}
 
@@ -104,7 +104,7 @@ class Search:
         return best_first(self.scores if method == "score" else self.pooled)
 
     def screen(self) -> HeadSet:
-        """The candidates of `greedy`: the best by |estimate| (heads that hold copying back too), and by score."""
+        """The candidates of `greedy`: the best by |estimate| (suppression heads too), and by score."""
         estimates = {head: abs(estimate) for head, estimate in self.pooled.items()}
         best = best_first(estimates)[: self.config.screen] + best_first(self.scores)[: self.config.screen]
         return HeadSet(dict.fromkeys(best))
@@ -129,8 +129,8 @@ def stability(search: Search, found: Mapping[str, Found], rng_for: RngFactory) -
     to divide by have no set.
 
     Returns:
-        The columns of CIRCUIT_STABILITY. `exact` ranks heads by their own effects, alone, by the criterion; attribution
-        and the searches that start from it by the summed estimates.
+        The columns of circuit_stability.csv. `exact` ranks heads by their own effects, alone, by the criterion;
+        attribution and the searches that start from it by the summed estimates.
     """
     training, config = search.training, search.config
     lines: list[dict[str, object]] = []
@@ -159,18 +159,20 @@ def stability(search: Search, found: Mapping[str, Found], rng_for: RngFactory) -
                 if wanted and _have_deltas(one, other_half):
                     row |= _sets(one.find(method), other_half.find(method))
                 lines.append(row)
-    return pd.DataFrame(lines).reindex(columns=list(CIRCUIT_STABILITY))
+    return pd.DataFrame(lines).reindex(columns=list(TABLES["circuit_stability"]))
 
 
 def stability_summary(table: pd.DataFrame, n_heads: int) -> pd.DataFrame:
-    """Each statistic over repeats; the columns of CIRCUIT_STABILITY_SUMMARY.
+    """Each statistic over repeats; the columns of circuit_stability_summary.csv.
 
     Repeats part the same items anew: lo and hi (2.5 and 97.5 %) say how much depends on which half a cluster fell
     into, and are no confidence interval over tasks.
     """
     lines = []
     names = [
-        name for name in CIRCUIT_STABILITY if name.startswith(("jaccard", "kendall", "spearman", "recall"))
+        name
+        for name in TABLES["circuit_stability"]
+        if name.startswith(("jaccard", "kendall", "spearman", "recall"))
     ]
     for (method, variation), group in table.groupby(["method", "variation"], sort=False):
         for name in names:
@@ -186,7 +188,7 @@ def stability_summary(table: pd.DataFrame, n_heads: int) -> pd.DataFrame:
                 chance = int(name.removeprefix("recall_")) / n_heads
             cells = (float(known.mean()), float(lo), float(hi), float(known.min()), float(known.max()))
             lines.append((method, variation, name, *cells, len(known), chance))
-    return pd.DataFrame(lines, columns=list(CIRCUIT_STABILITY_SUMMARY))
+    return pd.DataFrame(lines, columns=list(TABLES["circuit_stability_summary"]))
 
 
 def searched_level(search: Search, rng_for: RngFactory) -> Level:

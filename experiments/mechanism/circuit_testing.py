@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from experiments.heads.control_sets import ControlSet
+from experiments.heads.control_sets import NamedSet, random_sets
 from experiments.mechanism.circuit_values import Evaluations, ItemSet
-from experiments.run.schema import CIRCUIT, CIRCUIT_CONTROLS, CIRCUIT_CURVE, CIRCUIT_HEADS
-from mech.head_scores.controls import Control, distinct_controls
+from experiments.run.frames import in_schema
+from experiments.run.schema import TABLES
 from mech.heads import Head, HeadSet
 from mech.models.model import Model
 from mech.patching.circuits import CRITERIA as KINDS
@@ -66,7 +66,7 @@ class Testing:
     kind: Kind
     target: float
     found: Mapping[str, Found]
-    controls: Mapping[str, Mapping[str, Sequence[ControlSet]]]
+    controls: Mapping[str, Mapping[str, Sequence[NamedSet]]]
     subsets: Mapping[str, Sequence[HeadSet]]
     rng_for: RngFactory
     level: str = "task"
@@ -82,13 +82,6 @@ class Testing:
 
 
 SUMS = tuple(name for name in FORMS if not name.endswith("_per_token"))
-
-
-def random_sets(model: Model, heads: HeadSet, n: int, rng_for: RngFactory) -> list[Control]:
-    """Random sets with as many heads in each layer; none where more than half of all heads are selected."""
-    if 2 * len(heads) > model.n_layers * model.n_heads:
-        return []
-    return distinct_controls(heads, model.n_layers, model.n_heads, n, rng_for)
 
 
 def circuit_tables(testing: Testing, tests: Sequence[ItemSet]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -108,8 +101,8 @@ def circuit_tables(testing: Testing, tests: Sequence[ItemSet]) -> tuple[pd.DataF
                 continue
             lines += _shares_of_found(testing, items, metric)
             beside += [] if training else _beside_controls(testing, items, metric)
-    table = pd.DataFrame(lines, columns=[name for name in CIRCUIT if name not in _FROM_CONTROLS])
-    columns = [name for name in CIRCUIT_CONTROLS if name not in ("p_holm", "family_size")]
+    table = pd.DataFrame(lines, columns=[name for name in TABLES["circuit"] if name not in _FROM_CONTROLS])
+    columns = [name for name in TABLES["circuit_controls"] if name not in ("p_holm", "family_size")]
     controls = corrected(pd.DataFrame(beside, columns=columns), "circuit", "excess_p")
     ours = controls[controls["control"] == RANDOM].rename(columns={"control_mean": "random_mean"})
     keys = ["method", "test_set", "metric"]
@@ -117,7 +110,7 @@ def circuit_tables(testing: Testing, tests: Sequence[ItemSet]) -> tuple[pd.DataF
         ours[[*keys, *(name for name in _FROM_CONTROLS if name in ours)]], on=keys, how="left"
     )
     found["n_controls"] = found["n_controls"].fillna(0).astype(int)
-    return found.reindex(columns=list(CIRCUIT)), controls[list(CIRCUIT_CONTROLS)]
+    return found.reindex(columns=list(TABLES["circuit"])), in_schema("circuit_controls", controls)
 
 
 _FROM_CONTROLS = (
@@ -191,7 +184,7 @@ def _beside_controls(testing: Testing, test: ItemSet, metric: str) -> list[tuple
 def _excess(
     testing: Testing, test: ItemSet, heads: HeadSet, drawn: Sequence[HeadSet], metric: str, control: str
 ) -> Interval:
-    """What the set carries beyond the mean of its controls, as a share, paired by item."""
+    """What the set recovers beyond the mean of its controls, as a share, paired by item."""
     deltas = testing.evaluations.deltas(test, metric)
     labels = test.clusters(testing.level)
     rng = testing.rng_for(f"circuit/{test.label}/{testing.kind}/excess/{control}")
@@ -229,8 +222,8 @@ def heads_table(
 ) -> pd.DataFrame:
     """circuit_heads.csv: each head of each found set, in the order chosen; cost is measured on the test items.
 
-    `alone` is the share of the head by itself on the training items, by the criterion, and `sign` its sign: a head that
-    holds copying back has −1.
+    `alone` is the share of the head by itself on the training items, by the criterion, and `sign` its sign: a
+    suppression head has −1.
     """
     out: dict[str, list[HeadSet]] = {
         method: [without(found.set, HeadSet([head])) for head in found.heads]
@@ -252,7 +245,7 @@ def heads_table(
             cost, spare = costs[head]
             sign = int(np.sign(single))
             lines.append((method, head.layer, head.head, order, cost, spare, scores[head], single, sign))
-    return pd.DataFrame(lines, columns=list(CIRCUIT_HEADS))
+    return pd.DataFrame(lines, columns=list(TABLES["circuit_heads"]))
 
 
 def curve_table(
@@ -297,7 +290,7 @@ def curve_table(
             mean = math.fsum(each) / len(each)
             row = ("random", sides[-1].label, metric, size, mean, min(each), max(each), len(sides[-1].items))
             lines.append(row)
-    return pd.DataFrame(lines, columns=list(CIRCUIT_CURVE))
+    return pd.DataFrame(lines, columns=list(TABLES["circuit_curve"]))
 
 
 def subsets_of(found: Mapping[str, Found], n: int, rng_for: RngFactory) -> dict[str, list[HeadSet]]:

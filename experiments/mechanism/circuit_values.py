@@ -2,7 +2,7 @@
 
 circuit_items.jsonl has one row an item with the sums of every candidate that a metric is made of, under both
 conditions (`Scored`), and for training items a row of attribution estimates. circuit_effects.jsonl has one row a
-question: what some sets of one item carry, in one kind, of one candidate's log-probability (nats), by the beginning of
+question: what some sets recover of one item, in one kind, of one candidate's log-probability (nats), by the start of
 the set's SHA-256; of the failed action also of its tokens from the first on at which it differs from the reference.
 A search asks for the candidates that its metric needs, a test for all. A question lists only what no earlier one
 answered, so a run that was stopped asks the very same questions again, and ends with the same bytes.
@@ -29,10 +29,10 @@ from mech.patching.attribution import attribute
 from mech.patching.circuits import CRITERIA as KINDS
 from mech.patching.circuits import Criterion as Kind
 from mech.patching.circuits import token_effects
-from probes.effects.circuit import Scored, metric_values, needed, pooled
+from probes.effects.circuit import pooled
 from probes.effects.circuit_search import Value
 from probes.items.item import Item, item_line
-from probes.scoring.contrast import Contrast, contrast_of
+from probes.scoring.contrast import Contrast, Scored, contrast_of, metric_values, needed
 from probes.scoring.score import run_decision_point
 
 RUNS_HELD = 24

@@ -1,7 +1,7 @@
 """`backfire direct`: how much of what a head or an MLP does reaches the logits by itself, and how much through others.
 
 Total, direct (final norm frozen) and indirect effect of every head and MLP on every metric, noising and denoising;
-heads whose direct effect is negative hold copying back. direct.jsonl → direct.csv (shares of Δcopy, with intervals and
+heads whose direct effect is negative suppress copying. direct.jsonl → direct.csv (shares of Δcopy, with intervals and
 signs).
 """
 
@@ -13,14 +13,15 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.mechanism.metric_views import of_metric
 from experiments.mechanism.pairs import (
     DIRECTIONS,
     PairContext,
     PairSweepOptions,
-    both_directions,
+    by_pair,
+    of_metric,
     open_pair,
     pair_runs,
+    pair_units,
     references_said,
     row_about,
 )
@@ -32,7 +33,9 @@ from mech.heads import Head
 from mech.patching.direct_effect import Parts, direct_names, head_parts, mlp_parts
 from probes.effects.direct import direct_shares
 from probes.scoring.metric_sums import by_metric, changes_of, metrics_by_part, metrics_of
-from probes.stats.families import corrected, family_lines
+from probes.stats.families import family_lines
+
+KEYS = ("item_id", "task_id", "direction", "from", "to")
 
 
 def measure(context: PairContext, unit: ItemUnit) -> list[Row]:
@@ -75,7 +78,7 @@ def long_direct(rows: pd.DataFrame) -> pd.DataFrame:
                 for at in (0, 1)
             )
             for metric, parts in total.items():
-                known = [row["item_id"], row["task_id"], row["direction"], metric, deltas[metric], kind]
+                known = [*(row[name] for name in KEYS), metric, deltas[metric], kind]
                 for name, value in parts.items():
                     place: list[int | None]
                     if kind == "head":
@@ -84,20 +87,18 @@ def long_direct(rows: pd.DataFrame) -> pd.DataFrame:
                     else:
                         place = [int(name), None]
                     lines.append([*known, *place, value, direct[metric][name]])
-    known_columns = ["item_id", "task_id", "direction", "metric", "delta", "kind", "layer", "head"]
-    return pd.DataFrame(lines, columns=[*known_columns, "total_nats", "direct_nats"])
+    own = ["metric", "delta", "kind", "layer", "head", "total_nats", "direct_nats"]
+    return pd.DataFrame(lines, columns=[*KEYS, *own])
 
 
 def direct_tables(context: PairContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
     """direct.csv, of every pair in the folder."""
-    session = context.session
-    tables = []
-    rows = session.clustered(folder.rows("direct"))
-    for (source, target), part in rows.groupby(["from", "to"], sort=False):
-        streams = session.streams(f"direct/{source}>{target}")
-        table = by_metric(long_direct(part), partial(direct_shares, rng_for=streams))
-        tables.append(table.assign(**{"from": source, "to": target}))
-    return {"direct": corrected(pd.concat(tables, ignore_index=True), "direct")}
+    rows = long_direct(context.session.clustered(folder.rows("direct")))
+    return {
+        "direct": by_pair(
+            context, rows, lambda own, streams: by_metric(own, partial(direct_shares, rng_for=streams))
+        )
+    }
 
 
 def report(context: PairContext, tables: Tables) -> Report:
@@ -122,12 +123,11 @@ def strongest(table: pd.DataFrame) -> str:
 
 STUDY = ItemStudy(
     "direct",
-    "split every head's and MLP's effect into what reaches the logits by itself and what goes through others",
     "backfire direct --from pre --to neut --limit 4 --out runs/first",
     PairSweepOptions,
     rows="direct",
     open=partial(open_pair, "direct"),
-    units=both_directions,
+    units=pair_units,
     measure=measure,
     tables=direct_tables,
     report=report,

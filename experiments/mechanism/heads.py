@@ -3,7 +3,7 @@
 heads.csv (all scores, `selected`) and heads.json (the frozen set with its hash), which later studies read; with
 --format also heads_list.json and heads_map.json, the same set as others publish theirs (`mech.head_scores.head_lists`).
 --scores all adds the causal copying scores: every head ablated on every sequence, kept sequence by sequence in
-causal_copying.jsonl.
+heads_causal_copying.jsonl.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def first(sequences: RepeatedTokens, n: int) -> RepeatedTokens:
 def causal(folder: RunFolder, engine: Engine, sequences: RepeatedTokens, quiet: bool) -> pd.DataFrame:
     """The causal scores of all heads, resumed from the folder's rows: one row a sequence and score."""
     units = [(index, score) for index in range(len(sequences.tokens)) for score in CAUSAL_SCORES]
-    done = folder.done_ids("causal_copying")
+    done = folder.done_ids("heads_causal_copying")
     mean = None
     for index, score in progress(units, len(units), "causal copying", quiet):
         row_id = f"{index}|{score}"
@@ -96,10 +96,12 @@ def causal(folder: RunFolder, engine: Engine, sequences: RepeatedTokens, quiet: 
             mean = sequence_mean(engine, sequences) if mean is None else mean
             query = occurrence_query(sequences, index, CAUSAL_SCORES[score])
             drops = {str(head): drop for head, drop in ablation_drops(engine, query, mean).items()}
-            folder.append("causal_copying", {"id": row_id, "sequence": index, "score": score, "heads": drops})
+            folder.append(
+                "heads_causal_copying", {"id": row_id, "sequence": index, "score": score, "heads": drops}
+            )
     long = [
         {"layer": head.layer, "head": head.head, "score": row["score"], "drop": drop}
-        for row in folder.rows("causal_copying").to_dict("records")
+        for row in folder.rows("heads_causal_copying").to_dict("records")
         for head, drop in ((Head.parse(name), drop) for name, drop in row["heads"].items())
     ]
     return causal_table(pd.DataFrame(long))
@@ -120,7 +122,6 @@ def write_heads(
 
 STUDY = Study(
     "heads",
-    "find induction-style heads on repeated random tokens and freeze a set",
     "backfire heads --top 16 --out runs/first",
     HeadsConfig,
     run,

@@ -1,4 +1,4 @@
-"""`backfire joint`: what the best k heads carry of Δcopy (or of any difference of two conditions), by eight methods.
+"""`backfire joint`: what the best k heads recover of Δcopy (or of any difference of two conditions), by eight methods.
 
 noise, denoise (z from the other run), mean, mean-role, resample, zero, optimal (z replaced in both runs), knockout
 (attention to the call in TO's record cut), all at the action positions; see `probes.effects.joint` for what each
@@ -7,8 +7,8 @@ share. Head sets are frozen by their score on repeated random tokens.
 
 With --from pre --to neut the difference is Δcopy; with --from neut_other --to neut the part of it that belongs to the
 failed call's own text, two records of near equal length. Where FROM has a record too, knockout cuts TO's alone. One
-folder holds several pairs; each has an entry of its own in run.json. joint_sets.jsonl → carried.csv,
-carried_offtarget.csv.
+folder holds several pairs; each has an entry of its own in run.json. joint.jsonl → joint.csv,
+joint_off_target.csv.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import pandas as pd
+import torch
 
 from experiments.heads.ablation import Donors, DrawsOptions, Replacement, replacement
+from experiments.heads.control_sets import Sets
 from experiments.heads.reference_sets import ReferenceSet, reference_set
 from experiments.mechanism.joint_controls import (
     DIRECTION,
@@ -29,23 +31,26 @@ from experiments.mechanism.joint_controls import (
     labelled,
     needs_reference,
 )
-from experiments.mechanism.joint_item import Sets, decision, item_rows
-from experiments.mechanism.kept_fits import with_kept_fits
+from experiments.mechanism.joint_item import decision, item_rows
 from experiments.mechanism.pairs import (
     PairContext,
     PairSweepOptions,
     pair_of,
+    pair_units,
     references_said,
     require_conditions,
-    row_id,
 )
+from experiments.run.durable import naming, parse_rows
 from experiments.run.left_out import noted, of_candidates
-from experiments.run.run_folder import RunFolder, config_hash
+from experiments.run.run_folder import RunFolder
+from experiments.run.run_json import config_hash
 from experiments.run.run_study import ItemStudy, ItemUnit, Row, Tables
 from experiments.run.session import Session, open_session
 from experiments.run.study import DeltaOptions, Flag, Report, not_negative, positive
 from experiments.run.tables import frame_text
 from mech.errors import InputError
+from mech.heads import Head, HeadSet
+from mech.patching.optimal_constants import Fit
 from probes.effects.dose import SINGLE_CONTROLS
 from probes.effects.joint import ABLATIONS, METHODS, carried, off_target
 from probes.effects.joint_effects import kind_and_size, long_joint
@@ -85,7 +90,7 @@ class JointContext(PairContext):
 
     Attributes:
         everything: the session with all items asked for, whose streams and tasks decide sets and references.
-        sets: label → (kind, heads).
+        sets: label → set.
         reference: the reference set, where one is needed.
         puts: ablation → its replacement.
         same: hash of what, beside the pair, decides the numbers.
@@ -108,7 +113,7 @@ class JointContext(PairContext):
     @property
     def kinds(self) -> dict[str, str]:
         """Label → kind of every set."""
-        return {label: kind for label, (kind, _) in self.sets.items()}
+        return {label: one.kind for label, one in self.sets.items()}
 
 
 def open_joint(config: JointConfig) -> JointContext:
@@ -134,7 +139,7 @@ def open_joint(config: JointConfig) -> JointContext:
         if how in ABLATIONS
     }
     hashes = {
-        "set_sha256": {label: heads.sha256 for label, (_, heads) in sets.items()},
+        "set_sha256": {label: one.heads.sha256 for label, one in sets.items()},
         "replacement_sha256": {how: put.sha256 for how, put in puts.items()},
     }
     return JointContext(
@@ -158,14 +163,6 @@ def prepare(context: JointContext, folder: RunFolder) -> JointContext:
     if "optimal" in puts:
         puts["optimal"] = with_kept_fits(puts["optimal"], folder, context.everything)
     return replace(context, puts=puts, same=same, known=measured(folder, same))
-
-
-def units(context: JointContext) -> list[ItemUnit]:
-    """A unit an item, of a row a method: the clean runs are shared."""
-    return [
-        ItemUnit(tuple(row_id(item, context.pair, method) for method in context.methods), item)
-        for item in context.session.items
-    ]
 
 
 def measure(context: JointContext, unit: ItemUnit) -> list[Row]:
@@ -235,37 +232,91 @@ def draws_of(config: MethodsOptions) -> Callable[[str, str], int]:
 def measured(folder: RunFolder, settings: str) -> dict[str, dict[str, Mapping[str, Any]]]:
     """Item → method → a row of another pair under the same settings, whose ablations need not be run again."""
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
-    rows = folder.rows("joint_sets") if folder.done_ids("joint_sets") else pd.DataFrame()
+    rows = folder.rows("joint") if folder.done_ids("joint") else pd.DataFrame()
     for row in rows.to_dict("records"):
         if row["settings_sha256"] == settings:
             found.setdefault(row["item_id"], {})[row["method"]] = row
     return found
 
 
+def with_kept_fits(put: Replacement, folder: RunFolder, session: Session) -> Replacement:
+    """The replacement with the fits that the folder has, which keeps there those that it makes: fitting takes minutes.
+
+    joint_fits.jsonl has one row a head set and settings (replacement, model, wording, engine): losses, steps and each
+    head's constant, written as soon as it is fitted. Float32 values come back from JSON as they were.
+
+    Args:
+        put: `how` is optimal.
+        folder: claimed by the study that ablates.
+        session: its model, wording and engine.
+
+    Raises:
+        InputError: a row of joint_fits.jsonl is damaged.
+    """
+    identity = session.model.identity
+    settings = config_hash(
+        {
+            **{"replacement": put.sha256, "wording": session.wording.sha256, "slow": session.engine.slow},
+            **{"sha256": identity.sha256, "tensors_sha256": identity.tensors_sha256},
+            **{"dtype": str(session.model.dtype), "device": str(session.model.device)},
+        }
+    )
+    path = folder.path / "joint_fits.jsonl"
+    fits = dict(put.fits)
+    with naming(path):
+        for row in parse_rows(path)[0]:
+            if row["settings_sha256"] == settings:
+                fits[HeadSet.parse(row["heads"]).sha256] = _fit(put, row)
+
+    def keep(heads: HeadSet, fit: Fit) -> None:
+        constants = {str(head): fit.z[head.layer, head.head].double().tolist() for head in heads}
+        row = {"id": f"{heads.sha256}|{settings}", "heads": str(heads), "settings_sha256": settings}
+        losses = {"before": fit.before, "after": fit.after, "steps": fit.steps}
+        folder.append("joint_fits", {**row, **losses, "constants": constants})
+
+    return replace(put, fits=fits, keep=keep)
+
+
+def _fit(put: Replacement, row: Mapping[str, Any]) -> Fit:
+    assert put.z is not None  # optimal constants start from the mean
+    z = put.z.clone()
+    heads = HeadSet.parse(row["heads"]).check(z.shape[0], z.shape[1])
+    if set(row["constants"]) != {str(head) for head in heads}:
+        raise InputError(
+            f"The row '{row['id']}' has constants of other heads than it names: delete that line."
+        )
+    for name, values in row["constants"].items():
+        if len(values) != z.shape[2]:
+            raise InputError(f"The row '{row['id']}' has {len(values)} numbers for {name}: delete that line.")
+        head = Head.parse(name)
+        z[head.layer, head.head] = torch.tensor(values, dtype=torch.float64).to(z)
+    return Fit(z, row["before"], row["after"], row["steps"])
+
+
 def joint_tables(context: JointContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
-    """carried.csv and carried_offtarget.csv, of all pairs that the folder holds."""
+    """joint.csv and joint_off_target.csv, of all pairs that the folder holds."""
     session = context.everything
-    effects, off = long_joint(session.clustered(folder.rows("joint_sets")))
+    effects, off = long_joint(session.clustered(folder.rows("joint")))
     # A rank among twenty sets is 1/21 at best, and could survive no correction: the tests over clusters are corrected.
-    shares = corrected(carried(effects, session.rng_for), "carried", "excess_p")
+    shares = corrected(carried(effects, session.rng_for), "joint", "excess_p")
     return {
-        "carried": shares.rename(columns={"p_holm": "excess_p_holm"}),
-        "carried_offtarget": off_target(off, context.config.delta, session.rng_for),
+        "joint": shares.rename(columns={"p_holm": "excess_p_holm"}),
+        "joint_off_target": off_target(off, context.config.delta, session.rng_for),
     }
 
 
 def report(context: JointContext, tables: Tables) -> Report:
     """The pair's shares in the metric that is asked for, off-target changes, and the families of tests."""
-    table, metric = tables["carried"], context.metric
+    table, metric = tables["joint"], context.metric
     own = context.of_pair(table[table["metric"] == metric])
     shown = ["env", "method", "k", "share", "ci_lo", "ci_hi", "controls", "n_controls", "control_mean"]
     shown += ["control_lo", "control_hi", "p", "excess", "excess_p", "excess_p_holm", "draw_sd"]
-    changes = context.of_pair(tables["carried_offtarget"])
+    changes = context.of_pair(tables["joint_off_target"])
     wide = changes.pivot_table(
         index=["env", "method", "k"], columns="quantity", values="change"
     ).reset_index()
     title = f"{context.pair[0]} → {context.pair[1]}, {metric}"
-    families = family_lines(table[table["metric"] == metric], "carried")
+    families = family_lines(table[table["metric"] == metric], "joint")
     return Report("\n".join([title, frame_text(own[shown]), "", frame_text(wide), *families]))
 
 
@@ -291,13 +342,12 @@ def fitted(context: JointContext, _: Tables) -> Mapping[str, Any]:
 
 STUDY = ItemStudy(
     "joint",
-    "what the best heads carry of Δcopy together, by eight methods, each beside seven kinds of controls",
     "backfire joint --k 4,8,16,32 --controls 20 --limit 12 --out runs/first",
     JointConfig,
-    rows="joint_sets",
+    rows="joint",
     open=open_joint,
     prepare=prepare,
-    units=units,
+    units=lambda context: pair_units(context, context.methods),
     measure=measure,
     tables=joint_tables,
     report=report,

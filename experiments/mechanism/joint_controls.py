@@ -6,24 +6,26 @@
                      the heads that attend most to the token before, to the first token; all that are not selected
     direction        no other heads: the selected ones, moved as far as a method moves them, in a random direction
 
-All but random stand beside the sets of --control-k heads. A set is labelled after the one that it controls:
+All but random are for the sets of --control-k heads. A set is labelled after the one that it controls:
 `top16/damage3`. The sets: `experiments.heads.control_sets`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from experiments.heads.control_sets import ControlSet, MatchedOptions, control_sets
+from experiments.heads.control_sets import MatchedOptions, NamedSet, about_sets, control_sets
 from experiments.heads.ranking import ranking
 from experiments.heads.reference_sets import ReferenceSet
-from experiments.mechanism.kept_controls import kept_controls
+from experiments.run.run_json import read_run, recorded
 from experiments.run.session import Session, require_out
 from experiments.run.study import Flag, not_negative, whole_numbers
 from mech.errors import InputError
 from mech.head_scores.induction import top_heads
 from mech.heads import HeadSet
+from mech.models.model import Model
 from probes.effects.dose import SINGLE_CONTROLS
 
 DIRECTION = "direction"
@@ -32,7 +34,7 @@ ALL_KINDS = ("random", "norm", "damage", *SINGLE_CONTROLS, DIRECTION)
 
 @dataclass(frozen=True, kw_only=True)
 class ControlledOptions:
-    """The sizes of the selected sets, and which controls stand beside them."""
+    """The sizes of the selected sets, and which controls they have."""
 
     k: Annotated[tuple[int, ...], Flag("sizes of the selected sets, best first by --by", whole_numbers)] = (
         4,
@@ -67,7 +69,7 @@ def control_kinds(text: str, default: int) -> dict[str, int]:
     """`random:100,norm,sink` as kind → number of sets; `none` is none at all.
 
     Raises:
-        InputError: an unknown kind, or no number behind a colon.
+        InputError: an unknown kind, or no number after a colon.
     """
     found: dict[str, int] = {}
     for part in text.split(",") if text != "none" else []:
@@ -82,8 +84,8 @@ def control_kinds(text: str, default: int) -> dict[str, int]:
 
 def joint_sets(
     session: Session, config: RankedControls, reference: ReferenceSet | None = None
-) -> tuple[dict[str, tuple[str, HeadSet]], dict[str, Any]]:
-    """Label → (kind, heads), each selected set before its controls; and what a run records of them.
+) -> tuple[dict[str, NamedSet], dict[str, Any]]:
+    """Label → set, each selected set before its controls; and what a run records of them.
 
     Args:
         session: whose model has the heads.
@@ -95,11 +97,10 @@ def joint_sets(
     """
     kinds = config.counts
     scores, source = ranking(session.model, require_out(config), config.seed, config.by)
-    sets: dict[str, tuple[str, HeadSet]] = {}
-    made: list[ControlSet] = []
+    sets: dict[str, NamedSet] = {}
     for k in config.k:
         label, heads = f"top{k}", top_heads(scores, k, config.by)
-        sets[label] = ("selected", heads)
+        sets[label] = NamedSet(label, "selected", heads, k=k)
         here = {kind: n for kind, n in kinds.items() if n and (kind == "random" or k in config.control_k)}
         moved = here.pop(DIRECTION, 0)
         known = {} if reference is None else kept_controls(config, session.model, reference, label, heads)
@@ -109,16 +110,77 @@ def joint_sets(
             drawn = [kind for kind in alike if kind not in known]
             found += control_sets(session, config, label, heads, drawn, count, reference)
             found.sort(key=lambda one: ALL_KINDS.index(one.kind))
-            sets.update({one.label: (one.kind, one.heads) for one in found})
-            made += found
-        sets.update({f"{label}/{DIRECTION}{draw}": (DIRECTION, heads) for draw in range(moved)})
-    return sets, {
-        "head_scores": source,
-        "sets": {label: str(heads) for label, (kind, heads) in sets.items() if kind != DIRECTION},
-        "displaced": {one.label: one.displaced for one in made if one.displaced},
-        "ratios": {one.label: one.ratio for one in made if one.ratio is not None},
-        "not_reached": [one.label for one in made if not one.reached],
-    }
+            sets.update({one.label: replace(one, k=k) for one in found})
+        elsewhere = [NamedSet(f"{label}/{DIRECTION}{draw}", DIRECTION, heads, k=k) for draw in range(moved)]
+        sets.update({one.label: one for one in elsewhere})
+    about = about_sets([one for one in sets.values() if one.kind != DIRECTION])
+    ratios = about.pop("ratio")
+    return sets, {"head_scores": source, **about, "ratios": ratios}
+
+
+MATCHED = ("norm", "damage")
+DECIDES = ("seed", "by", "controls", "control_kinds")  # of a selected set's controls
+
+
+def kept_controls(
+    config: MatchedOptions, model: Model, reference: ReferenceSet, label: str, heads: HeadSet
+) -> dict[str, list[NamedSet]]:
+    """Kind (of MATCHED) → the sets of that kind that another run of `joint` in the folder `config.out` drew.
+
+    Matching them takes minutes. They follow from the model, the seed, the selected set, how many are asked for and the
+    reference items: an entry of run.json that agrees in all of these has the same. It is that of another pair of
+    conditions, or of the same one before it was killed.
+
+    Args:
+        config: of the study, whose `out` is the folder.
+        model: the model.
+        reference: what norms and damage are measured on.
+        label: the selected set's name.
+        heads: the selected set.
+
+    Raises:
+        InputError: run.json is damaged.
+    """
+    found: dict[str, list[NamedSet]] = {}
+    if config.out is None or not (config.out / "run.json").is_file():
+        return found
+    for name, entry in read_run(config.out)["studies"].items():
+        if name.split(" ")[0] != "joint" or not _alike(config, model, reference, entry):
+            continue
+        sets, displaced, ratios = (
+            recorded(config.out, entry, f"provenance.{name}", dict)
+            for name in ("sets", "displaced", "ratios")
+        )
+        missed = recorded(config.out, entry, "provenance.not_reached", list)
+        if sets.get(label) != str(heads):
+            continue
+        for kind in MATCHED:
+            labels = [one for one in sets if one.startswith(f"{label}/{kind}")]
+            if labels:
+                found[kind] = [
+                    NamedSet(
+                        one,
+                        kind,
+                        HeadSet.parse(sets[one]),
+                        displaced.get(one, 0),
+                        ratios.get(one),
+                        one not in missed,
+                    )
+                    for one in labels
+                ]
+    return found
+
+
+def _alike(config: MatchedOptions, model: Model, reference: ReferenceSet, entry: Mapping[str, Any]) -> bool:
+    there, about = entry["config"], entry["provenance"]
+    identity, of = model.identity, about.get("model", {})
+    used = {put.get("items_sha256") for put in about.get("replacements", {}).values()}
+    return (
+        all(there.get(name) == vars(config)[name] for name in DECIDES)
+        and (of.get("sha256"), of.get("tensors_sha256")) == (identity.sha256, identity.tensors_sha256)
+        and of.get("dtype") == str(model.dtype)
+        and reference.about["items_sha256"] in used
+    )
 
 
 def labelled(config: ControlledOptions) -> dict[str, str]:

@@ -16,14 +16,15 @@ from typing import Any
 import torch
 
 from experiments.heads.ablation import Replacement
+from experiments.heads.control_sets import Sets
 from experiments.mechanism.joint_controls import DIRECTION
 from experiments.mechanism.pairs import row_id
 from experiments.run.session import Session
 from mech.engine.engine import Run
 from mech.engine.sweep import score_interventions, stacked
-from mech.heads import Head, HeadSet
+from mech.heads import Head
 from mech.interventions.intervention import Edit, Intervention, knock_out_edges, replace_heads
-from mech.patching.directions import random_direction
+from mech.patching.donors import random_direction
 from mech.patching.patch import all_heads
 from probes.effects.joint import ABLATIONS
 from probes.items.item import Item
@@ -36,8 +37,6 @@ from probes.stats.bootstrap import RngFactory
 MARKED, ACKNOWLEDGED = "fail", "neut"
 """The conditions whose difference is Δsem, read off target where the explained pair ends in the second."""
 
-Sets = Mapping[str, tuple[str, HeadSet]]
-"""Label → (kind, heads); a set of kind `direction` is the selected heads, moved elsewhere."""
 Key = tuple[str, str]
 """(candidate, condition) of a run."""
 
@@ -141,18 +140,19 @@ def interventions(
     """Label → what a method does to the set in a run: one intervention, or one a draw."""
     found: dict[str, list[Intervention]] = {}
     parts = parts_of(at, method, key, puts) if method not in ("knockout", "optimal") else []
-    for label, (kind, heads) in sets.items():
+    for label, one in sets.items():
         if method == "knockout":
             assert at.record is not None  # `decision` found it
-            found[label] = [knock_out_edges(heads, at.record)]
+            found[label] = [knock_out_edges(one.heads, at.record)]
             continue
         if method == "optimal":
-            changes = puts[method].interventions(heads, "candidate", at.build_queries[key])
+            changes = puts[method].interventions(one.heads, "candidate", at.build_queries[key])
         else:
             changes = [
-                Intervention(tuple(edits[head] for head in heads)) for edits in parts[: draws(method, kind)]
+                Intervention(tuple(edits[head] for head in one.heads))
+                for edits in parts[: draws(method, one.kind)]
             ]
-        if kind == DIRECTION:
+        if one.kind == DIRECTION:  # the selected heads, moved elsewhere
             rng_for = at.session.streams(f"{at.item.item_id}/{label}")
             changes = [elsewhere(change, at.z(key), rng_for) for change in changes]
         found[label] = changes
@@ -242,7 +242,7 @@ def _asked(at: Decision, method: str, sets: Sets) -> dict[Key, Sets]:
         for candidate in at.contrast.candidates
     }
     if reads_sem(at.pair) and method != "denoise":
-        selected = {label: one for label, one in sets.items() if one[0] == "selected"}
+        selected = {label: one for label, one in sets.items() if one.kind == "selected"}
         asked.setdefault(("failed", MARKED), selected)
     return asked
 

@@ -9,14 +9,14 @@ folder holds several pairs of conditions. knockout.jsonl → knockout.csv.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 import pandas as pd
 
+from experiments.heads.control_sets import UNABLATED, NamedSet, Sets
 from experiments.mechanism.joint_controls import DIRECTION, RankedControls, joint_sets
-from experiments.mechanism.joint_item import Sets
 from experiments.mechanism.pairs import (
     DEFAULT,
     PairContext,
@@ -36,7 +36,6 @@ from mech.errors import InputError
 from mech.interventions.intervention import NOTHING, Intervention, knock_out_edges
 from mech.patching.patch import all_heads
 from probes.effects.dose import against_controls, share_removed
-from probes.effects.joint_effects import kind_and_size
 from probes.items.item import Item
 from probes.scoring.contrast import FORMS, contrast_of
 from probes.scoring.metric_sums import metrics_of, sums_of, token_counts
@@ -86,8 +85,9 @@ def open_knockout(config: KnockoutConfig) -> KnockoutContext:
     session = require_conditions(everything, pair)
     session = noted(session, of_candidates(session.items))
     ranked, about_sets = joint_sets(everything, config)
-    sets: Sets = {"all": ("selected", all_heads(session.model)), **ranked}
-    hashes = {name: heads.sha256 for name, (_, heads) in sets.items()}
+    everyone = all_heads(session.model)
+    sets: Sets = {"all": NamedSet("all", "selected", everyone, k=len(everyone)), **ranked}
+    hashes = {name: one.heads.sha256 for name, one in sets.items()}
     return KnockoutContext(
         session,
         recorded=about_sets,
@@ -124,9 +124,9 @@ def measure(context: KnockoutContext, unit: KnockoutUnit) -> list[Row]:
     """
     session, item, (low, high) = context.session, unit.item, context.pair
     changes: dict[tuple[str, str], Intervention] = {
-        (kind, name): knock_out_edges(heads, places)
+        (kind, name): knock_out_edges(one.heads, places)
         for kind, places in unit.sources.items()
-        for name, (_, heads) in context.sets.items()
+        for name, one in context.sets.items()
     }
     changes["none", "none"] = NOTHING
     contrast = contrast_of(session.model, item, session.wording)
@@ -148,23 +148,18 @@ def measure(context: KnockoutContext, unit: KnockoutUnit) -> list[Row]:
         start.update(sums_of(contrast, candidate, score))
     rows = []
     for name_of_row, (kind, name), terms in zip(unit.row_ids, changes, found, strict=True):
-        role, heads = context.sets.get(name, ("none", ()))
+        one = context.sets.get(name, UNABLATED)
         rows.append(
             {
                 **{"id": name_of_row, "item_id": item.item_id, "task_id": item.task_id},
-                **{"from": low, "to": high, "sources": kind, "set": name, "kind": role},
-                **{"k": size_of(name, heads), "n_cut": len(unit.sources.get(kind, ()))},
+                **{"from": low, "to": high, "sources": kind, "set": name, "kind": one.kind},
+                **{"k": one.k, "n_cut": len(unit.sources.get(kind, ()))},
                 **{"before": start["failed"], "logprob": terms["failed"]},
                 **{"references": contrast.references_are, "n_tokens": token_counts(contrast, tokens)},
                 **{"terms": terms, "before_terms": start},
             }
         )
     return rows
-
-
-def size_of(label: str, heads: Sized) -> int:
-    """How many heads; of a control, those of the set that it controls."""
-    return kind_and_size(label)[1] if "/" in label else len(heads)
 
 
 def knockout_tables(context: KnockoutContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
@@ -224,7 +219,6 @@ def _streams(session: Session, pair: tuple[str, str], kind: str) -> RngFactory:
 
 STUDY = ItemStudy(
     "knockout",
-    "cut attention from where the call would be repeated to the failed call in the record",
     "backfire knockout --limit 8 --k 8,16 --controls 3 --out runs/first",
     KnockoutConfig,
     rows="knockout",

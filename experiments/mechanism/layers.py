@@ -1,7 +1,7 @@
-"""`backfire layers`: which layers carry Δcopy, by exact patching of MLP outputs and of the residual stream.
+"""`backfire layers`: which layers cause Δcopy, by exact patching of MLP outputs and of the residual stream.
 
     mlp_out      what one layer's MLP adds at the action positions, from the other run
-    resid_pre    all that stands before a layer there: where the difference has arrived (the last point is the end)
+    resid_pre    the stream before a layer there: where the difference has arrived (the last point is the end)
 
 Noising and denoising, by every metric. layers.jsonl → layers.csv (share of Δcopy with interval, a layer a line).
 """
@@ -12,14 +12,14 @@ from functools import partial
 
 import pandas as pd
 
-from experiments.mechanism.metric_views import of_metric
 from experiments.mechanism.pairs import (
     DIRECTIONS,
     PairContext,
     PairSweepOptions,
-    both_directions,
+    of_metric,
     open_pair,
     pair_runs,
+    pair_units,
     references_said,
     row_about,
 )
@@ -29,7 +29,7 @@ from experiments.run.study import Report
 from experiments.run.tables import frame_text
 from mech.patching.patch import LAYER_SITES, layer_names, patch_layers
 from probes.effects.shares import head_shares
-from probes.scoring.metric_sums import by_metric, effects_of, metrics_by_part, metrics_of
+from probes.scoring.metric_sums import by_metric, metrics_by_part, metrics_of
 from probes.stats.frame_checks import SHARE_CELLS
 
 
@@ -39,14 +39,10 @@ def measure(context: PairContext, unit: ItemUnit) -> list[Row]:
     runs = pair_runs(context.session, item, context.pair, layer_names(engine.model))
     rows = []
     for direction in DIRECTIONS:
-        effects: dict[str, dict[str, dict[str, float]]] = {site: {} for site in LAYER_SITES}
-        for candidate in runs.runs:
-            recipient, donor, sign = runs.sides(candidate, direction)
-            for site in LAYER_SITES:
-                for layer, score in patch_layers(engine, recipient, donor, site).items():
-                    found = effects_of(runs.contrast, candidate, sign, score, recipient.score)
-                    for name, value in found.items():
-                        effects[site].setdefault(name, {})[str(layer)] = value
+        effects = {
+            site: runs.effects(direction, runs.patched(direction, partial(patch_layers, engine, site=site)))
+            for site in LAYER_SITES
+        }
         rows.append({**row_about(item, context.pair, direction, runs), "sites": effects})
     return rows
 
@@ -95,12 +91,11 @@ def report(context: PairContext, tables: Tables) -> Report:
 
 STUDY = ItemStudy(
     "layers",
-    "attribute a difference of two conditions to layers: MLP outputs and the residual stream",
     "backfire layers --from pre --to neut --limit 4 --out runs/first",
     PairSweepOptions,
     rows="layers",
     open=partial(open_pair, "layers"),
-    units=both_directions,
+    units=pair_units,
     measure=measure,
     tables=layers_tables,
     report=report,

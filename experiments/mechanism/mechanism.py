@@ -113,11 +113,19 @@ def write(
     with open_run(STUDY, config, plan.session.model, {}) as folder:
         tables = {
             name: folder.read_table(name)
-            for name in ("carried", "carried_offtarget", "removed", "controls", "offtarget")
+            for name in (
+                "joint",
+                "joint_off_target",
+                "ablate_removed",
+                "ablate_controls",
+                "ablate_off_target",
+            )
         }
         env = plan.session.items[0].env
-        joint = from_joint(tables["carried"].fillna({"controls": ""}), tables["carried_offtarget"])
-        everywhere = from_ablation(env, "mean", tables["removed"], tables["controls"], tables["offtarget"])
+        joint = from_joint(tables["joint"].fillna({"controls": ""}), tables["joint_off_target"])
+        everywhere = from_ablation(
+            env, "mean", tables["ablate_removed"], tables["ablate_controls"], tables["ablate_off_target"]
+        )
         table = pd.concat([joint, everywhere], ignore_index=True)
         folder.write_table("mechanism", table)
         replace_file(out / "mechanism.md", markdown(table) + "\n")
@@ -131,7 +139,6 @@ def write(
 
 STUDY = Study(
     "mechanism",
-    "the whole suite of evidence on one environment, with a plan of its cost first (--plan)",
     "backfire mechanism --env toolshed --limit 24 --plan --out runs/mechanism",
     MechanismConfig,
     run,

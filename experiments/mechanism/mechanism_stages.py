@@ -170,10 +170,10 @@ def _joint_stages(config: MechanismConfig) -> list[Stage]:
 
 
 def _in_depth(config: MechanismConfig, few: int) -> list[Stage]:
-    """What carries the effect of a head, and along which way: estimates, edges, sites, layers, paths."""
+    """By what, and along which way, a head has its effect: estimates, edges, sites, layers, paths."""
     pattern = {"site": "pattern", "from": "pre", "to": "neut", "direction": "noise"}
     record = {"at": "record", "from": "neut_matched", "to": "neut", "direction": "noise"}
-    fewer = min(few, max(2, config.deep // 2))  # everything behind the call is run again for each part
+    fewer = min(few, max(2, config.deep // 2))  # all after the call is run again for each part
     return [
         Stage("direct", direct_effects.STUDY, {"limit": few}, lambda s: _direct(s) * few),
         Stage("attribute", attribute_heads.STUDY, {"limit": few}, lambda s: _attribute(s) * few),
@@ -298,10 +298,10 @@ def _path(s: Sizes, controls: int) -> Work:
 
 
 def _at_record(s: Sizes, n_sets: int) -> Work:
-    """A copy begins at the recorded call: behind it stand the observation and a× again. Heads by key/value group."""
-    behind = s.contexts["neut"] - s.contexts["pre"]
+    """A copy begins at the recorded call: after it come the observation and a× again. Heads by key/value group."""
+    after = s.contexts["neut"] - s.contexts["pre"]
     copies = s.n_kv_heads + n_sets
-    per_candidate = [Work(copies, copies * (behind + n), copies * n) for n in (s.failed, s.gold)]
+    per_candidate = [Work(copies, copies * (after + n), copies * n) for n in (s.failed, s.gold)]
     return _pair_runs(s, "neut", "neut") + per_candidate[0] + per_candidate[1]
 
 

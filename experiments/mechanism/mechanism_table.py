@@ -1,12 +1,13 @@
-"""The one table of `backfire mechanism`: what the top k heads carry by every method and metric, with what else changes.
+"""The one table of `backfire mechanism`: what the top k heads recover, by method and metric, and what else changes.
 
     mechanism.csv   one row a pair of conditions, metric, method, place, k and kind of control: share with interval,
                     controls, p, off-target changes
     mechanism.md    the same for a README: shares of log p(a×) and of the margin side by side, every kind of control
                     beside the size that has them, off-target changes
 
-Methods at the action positions come from `backfire joint` (carried.csv, carried_offtarget.csv), the ablation at all
-positions, whose losses on prose and code are read, from `backfire ablate` (removed.csv, controls.csv, offtarget.csv).
+Methods at the action positions come from `backfire joint` (joint.csv, joint_off_target.csv), the ablation at all
+positions, whose losses on prose and code are read, from `backfire ablate` (ablate_removed.csv, ablate_controls.csv,
+ablate_off_target.csv).
 """
 
 from __future__ import annotations
@@ -17,24 +18,11 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.run.schema import TABLES
 from probes.effects.dose import SINGLE_CONTROLS as SINGLE
 from probes.scoring.contrast import METRICS
 
-COLUMNS = (
-    *("env", "from", "to", "metric", "method", "where", "direction", "k", "share", "ci_lo", "ci_hi"),
-    *("controls", "n_controls", "control_mean", "control_lo", "control_hi", "percentile"),
-    *("p", "excess", "excess_lo", "excess_hi", "excess_p", "excess_p_holm", "family_size"),
-    *(
-        "n_draws",
-        "draw_sd",
-        "reference_change",
-        "sem_change",
-        "sem_equivalent",
-        "prose_change",
-        "code_change",
-    ),
-    *("n", "n_clusters"),
-)
+COLUMNS = TABLES["mechanism"]
 NAMES = {
     ("noise", "candidate"): "noising (z from `{from}`)",
     ("denoise", "candidate"): "denoising (z from `{to}`)",

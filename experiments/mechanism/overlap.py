@@ -14,13 +14,25 @@ from typing import Annotated, Any
 
 import pandas as pd
 
-from experiments.mechanism.metric_views import of_metric
+from experiments.mechanism.pairs import of_metric
+from experiments.mechanism.patch import STUDY as PATCH
 from experiments.mechanism.patch import entry_name
 from experiments.mechanism.patch_tables import z_effects
-from experiments.run.run_folder import read_run, recorded
+from experiments.run.flags import read_config
+from experiments.run.item_pools import read_pool
+from experiments.run.run_folder import read_run, recorded, settings_file
 from experiments.run.seeds import stream
-from experiments.run.session import open_folder, require_out
-from experiments.run.study import Flag, MetricOptions, OutOptions, Report, SeedOptions, Study
+from experiments.run.session import by_cluster, open_folder, require_out
+from experiments.run.study import (
+    ClusterOptions,
+    Flag,
+    FolderOptions,
+    MetricOptions,
+    Report,
+    SeedOptions,
+    Study,
+    arguments,
+)
 from experiments.run.tables import frame_text
 from mech.errors import InputError
 from probes.effects.overlap import overlap
@@ -39,7 +51,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OverlapConfig(MetricOptions, OutOptions, SeedOptions):
+class OverlapConfig(ClusterOptions, MetricOptions, FolderOptions, SeedOptions):
     """What `backfire overlap` is given."""
 
     one: Annotated[tuple[str, str], Flag("the one difference: its conditions, FROM,TO", pair)] = (
@@ -73,7 +85,7 @@ def run(config: OverlapConfig) -> Report:
     patched = ((out, config.one), (config.with_ or out, config.other))
     one, other = (patched_entry(*each) for each in patched)
     require_same(one, other)
-    effects = [z_effects(path, *conditions) for path, conditions in patched]
+    effects = [clustered(*each, config.cluster) for each in patched]
     names = NAMES.get(config.one, "-".join(config.one)), NAMES.get(config.other, "-".join(config.other))
     hashes = {"patched": [one["config_hash"], other["config_hash"]]}
     with open_folder(STUDY, config, one["provenance"]["model"], derived=hashes) as folder:
@@ -95,6 +107,24 @@ def compared(
             table = overlap(effects[0], effects[1], names, rng_for)
             tables.append(table.assign(metric=metric)[["metric", *table.columns]])
     return pd.concat(tables, ignore_index=True)
+
+
+def clustered(path: Path, conditions: tuple[str, str], level: str) -> pd.DataFrame:
+    """`z_effects` of a patch with the cluster of each item in `task_id`; items are made again as the patch made them.
+
+    Raises:
+        InputError: as `z_effects`; the patch's settings or items are no longer at hand, or an item file has changed.
+    """
+    effects = z_effects(path, *conditions)
+    if level == "task":
+        return effects
+    file = settings_file(path, entry_name(("z", "candidate", *conditions)))
+    config = arguments(PATCH, read_config(file, PATCH.options))
+    before, now = patched_entry(path, conditions)["config"], PATCH.settings(config)
+    changed = [name for name in SAME if before.get(name) != now[name]]
+    if changed:
+        raise InputError(f"{file} names other {', '.join(changed)} than were patched: leave out --cluster.")
+    return by_cluster(effects, read_pool(config), level)
 
 
 def patched_entry(path: Path, conditions: tuple[str, str]) -> dict[str, Any]:
@@ -129,7 +159,6 @@ def require_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
 
 STUDY = Study(
     "overlap",
-    "does the mark of failure (Δsem) have heads of its own, and are they those of Δcopy",
     "backfire overlap --out runs/first --with runs/first-sem",
     OverlapConfig,
     run,

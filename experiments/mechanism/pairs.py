@@ -9,23 +9,29 @@ the same action, and keeps effects on the sums that the metrics are made of (`pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
+import numpy as np
 import pandas as pd
 
-from experiments.mechanism.metric_views import require_metric
 from experiments.run.left_out import restricted
 from experiments.run.run_study import ItemContext, ItemUnit
 from experiments.run.session import Session, open_session
 from experiments.run.study import Flag, MetricOptions, SessionOptions
 from mech.engine.engine import Run
+from mech.engine.queries import Score
+from mech.errors import InputError
+from mech.patching.patch import Sides, sides
 from probes.items.item import Item
 from probes.scoring.contrast import Contrast, contrast_of
-from probes.scoring.metric_sums import Sums, reference_notes, sums_of, token_counts
+from probes.scoring.metric_sums import Sums, effects_of, reference_notes, sums_of, token_counts
 from probes.scoring.score import build_queries, run_decision_point
+from probes.stats.bootstrap import RngFactory
+from probes.stats.families import corrected
 
+T = TypeVar("T")
 DIRECTIONS = ("noise", "denoise")
 DEFAULT = ("pre", "neut")
 
@@ -41,6 +47,30 @@ class PairOptions:
 @dataclass(frozen=True, kw_only=True)
 class PairSweepOptions(PairOptions, MetricOptions, SessionOptions):
     """What a study is given that measures every item of a difference in both directions."""
+
+
+def require_metric(items: Sequence[Item], metric: str) -> None:
+    """Raise InputError where the metric is defined for none of the items, before anything is run."""
+    if metric != "logprob" and all(len(item.candidates()) == 1 for item in items):
+        raise InputError(_undefined(metric))
+
+
+def of_metric(table: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """The rows of one metric, without the column that says so.
+
+    Raises:
+        InputError: the metric is defined for none of the items.
+    """
+    rows = table[table["metric"] == metric]
+    if rows.empty and len(table):
+        raise InputError(_undefined(metric))
+    return rows.drop(columns="metric")
+
+
+def _undefined(metric: str) -> str:
+    return (
+        f"There is no {metric} of these items: none has a reference action or a distractor to compare with."
+    )
 
 
 def pair_of(config: PairOptions) -> tuple[str, str]:
@@ -65,32 +95,53 @@ class PairRuns:
     contrast: Contrast
     runs: Mapping[str, tuple[Run, Run]]
 
-    def sides(self, candidate: str, direction: str) -> tuple[Run, Run, float]:
-        """Recipient and donor of a direction, and the sign of its effects.
+    def sides(self, candidate: str, direction: str) -> Sides:
+        """Recipient and donor of a direction, and the sign of its effects, as `mech.patching.patch.sides`."""
+        return sides(*self.runs[candidate], direction)
 
-        Noising runs TO with activations of FROM, denoising the other way round.
-        """
-        low, high = self.runs[candidate]
-        return (high, low, -1.0) if direction == "noise" else (low, high, 1.0)
+    def patched(self, direction: str, patch: Callable[[Run, Run], T]) -> dict[str, T]:
+        """Candidate → what `patch` makes of recipient and donor."""
+        return {name: patch(*self.sides(name, direction)[:2]) for name in self.runs}
+
+    def effects(
+        self, direction: str, scores: Mapping[str, Mapping[Any, Score]]
+    ) -> dict[str, dict[str, float]]:
+        """Sum → part → its effect (nats), from candidate → part → the recipient's score with it from the donor."""
+        found: dict[str, dict[str, float]] = {}
+        for candidate, parts in scores.items():
+            recipient, _, sign = self.sides(candidate, direction)
+            for name in sums_of(self.contrast, candidate, recipient.score):
+                found[name] = {}
+            for part, score in parts.items():
+                for name, value in effects_of(self.contrast, candidate, sign, score, recipient.score).items():
+                    found[name][str(part)] = value
+        return found
 
     def about(self) -> dict[str, Any]:
-        """What rows say of the difference itself: its sums, their token counts, and what the reference is."""
-        return about_difference(self.contrast, self.runs)
+        """`references` (gold, distractors or none), `n_tokens` and `delta`, L(TO) − L(FROM) in nats, by sum."""
+        low, high = self.ends
+        lengths = {candidate: len(run.query.action) for candidate, (run, _) in self.runs.items()}
+        return {
+            "references": self.contrast.references_are,
+            "n_tokens": token_counts(self.contrast, lengths),
+            "delta": {name: high[name] - low[name] for name in high},
+        }
+
+    @property
+    def ends(self) -> tuple[Sums, Sums]:
+        """The sums (nats) under FROM and under TO."""
+        low: Sums = {}
+        high: Sums = {}
+        for candidate, ends in self.runs.items():
+            for found, run in zip((low, high), ends, strict=True):
+                found.update(sums_of(self.contrast, candidate, run.score))
+        return low, high
 
 
-def about_difference(contrast: Contrast, runs: Mapping[str, tuple[Run, Run]]) -> dict[str, Any]:
-    """`references` (gold, distractors or none), `n_tokens` and `delta`, L(TO) − L(FROM) in nats, by sum."""
-    delta: Sums = {}
-    for candidate, (low, high) in runs.items():
-        before, after = (sums_of(contrast, candidate, run.score) for run in (low, high))
-        delta.update({name: after[name] - before[name] for name in after})
-    lengths = {candidate: len(low.query.action) for candidate, (low, _) in runs.items()}
-    counts = token_counts(contrast, lengths)
-    return {"references": contrast.references_are, "n_tokens": counts, "delta": delta}
-
-
-def pair_runs(session: Session, item: Item, pair: tuple[str, str], keep: Sequence[str]) -> PairRuns:
-    """Run every candidate of the item's contrast under both conditions, with these activations kept."""
+def pair_runs(
+    session: Session, item: Item, pair: tuple[str, str], keep: Sequence[str] | None = None
+) -> PairRuns:
+    """Run every candidate of the item's contrast under both conditions; `keep` as in `run_decision_point`."""
     contrast = contrast_of(session.model, item, session.wording)
     runs = {}
     for candidate in contrast.candidates:
@@ -100,6 +151,17 @@ def pair_runs(session: Session, item: Item, pair: tuple[str, str], keep: Sequenc
         )
         runs[candidate] = (low, high)
     return PairRuns(contrast, runs)
+
+
+def scores_under(rows: Sequence[Mapping[str, Any]], condition: str) -> dict[str, Score]:
+    """Candidate → its score under a condition, from an item's rows (without which tokens were greedy)."""
+    return {
+        row["candidate"]: Score(
+            np.array(row["token_logprobs"], dtype=float), np.zeros(len(row["token_logprobs"]), dtype=bool)
+        )
+        for row in rows
+        if row["condition"] == condition
+    }
 
 
 def row_about(item: Item, pair: tuple[str, str], direction: str, runs: PairRuns) -> dict[str, Any]:
@@ -142,24 +204,39 @@ class PairContext(ItemContext):
         return table[(table["from"] == self.pair[0]) & (table["to"] == self.pair[1])]
 
 
-def open_pair(study: str, config: PairSweepOptions) -> PairContext:
+def pair_session(config: PairSweepOptions) -> Session:
     """The session with the items that can be put under both conditions.
 
     Raises:
         InputError: as `require_conditions` and `require_metric`.
     """
-    pair = pair_of(config)
-    session = require_conditions(open_session(config, one_env=True), pair)
+    session = require_conditions(open_session(config, one_env=True), pair_of(config))
     require_metric(session.items, config.metric)
-    return PairContext(session, study=study, config=config)
+    return session
 
 
-def both_directions(context: PairContext) -> list[ItemUnit]:
-    """A unit an item, of a row a direction: the clean runs are shared."""
+def open_pair(study: str, config: PairSweepOptions) -> PairContext:
+    """The context of a study with nothing of its own; raises as `pair_session`."""
+    return PairContext(pair_session(config), study=study, config=config)
+
+
+def pair_units(context: PairContext, parts: Sequence[str] = DIRECTIONS) -> list[ItemUnit]:
+    """A unit an item, of a row a part (a direction, a method, a set of heads): its clean runs are shared."""
     return [
-        ItemUnit(tuple(row_id(item, context.pair, direction) for direction in DIRECTIONS), item)
+        ItemUnit(tuple(row_id(item, context.pair, part) for part in parts), item)
         for item in context.session.items
     ]
+
+
+def by_pair(
+    context: PairContext, rows: pd.DataFrame, derive: Callable[[pd.DataFrame, RngFactory], pd.DataFrame]
+) -> pd.DataFrame:
+    """What `derive` makes of each pair's rows and streams, one below the other with `from` and `to`; p corrected."""
+    tables = []
+    for (source, target), part in rows.groupby(["from", "to"], sort=False):
+        table = derive(part, context.session.streams(f"{context.study}/{source}>{target}"))
+        tables.append(table.assign(**{"from": source, "to": target}))
+    return corrected(pd.concat(tables, ignore_index=True), context.study)
 
 
 def references_said(_: ItemContext, rows: pd.DataFrame) -> list[str]:

@@ -1,4 +1,4 @@
-"""`backfire patch`: what carries Δcopy (or any difference of two conditions), by exact activation patching.
+"""`backfire patch`: which parts cause Δcopy (or any difference of two conditions), by exact activation patching.
 
     noise     run TO with one part's activation from FROM:   effect = logp(TO) − logp(patched)
     denoise   run FROM with one part's activation from TO:   effect = logp(patched) − logp(FROM)
@@ -27,14 +27,14 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 
 from experiments.heads.ranking import ranking
-from experiments.mechanism.metric_views import of_metric, require_metric
 from experiments.mechanism.pairs import (
     PairContext,
+    PairRuns,
     PairSweepOptions,
-    about_difference,
+    of_metric,
     pair_of,
+    pair_session,
     references_said,
-    require_conditions,
 )
 from experiments.mechanism.patch_screen import (
     NO_SCREEN,
@@ -44,10 +44,10 @@ from experiments.mechanism.patch_screen import (
     parse_screen,
     run_screen,
 )
-from experiments.mechanism.patch_tables import GROUP, Group, effects_tables
+from experiments.mechanism.patch_tables import DEFAULT, GROUP, Group, effects_tables
 from experiments.run.run_folder import RunFolder
 from experiments.run.run_study import ItemStudy, ItemUnit, Row, Tables
-from experiments.run.session import open_session, require_out
+from experiments.run.session import require_out
 from experiments.run.study import Flag, Report, whole_numbers
 from experiments.run.tables import frame_text
 from mech.errors import InputError
@@ -55,10 +55,7 @@ from mech.head_scores.induction import top_heads
 from mech.heads import HeadSet
 from probes.items.item import Item
 from probes.scoring.contrast import contrast_of
-from probes.scoring.metric_sums import effects_of, sums_of
 from probes.scoring.pair import AT, SITES, PatchTask, mismatch, patched, require_pattern_pair
-
-DEFAULT = ("z", "candidate", "pre", "neut")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +111,7 @@ def open_patch(config: PatchConfig) -> PatchContext:
     group, directions = config.group, config.directions
     parse_screen(config.screen, group)
     require_defined(group, directions)
-    session = require_conditions(open_session(config, one_env=True), pair_of(config))
-    require_metric(session.items, config.metric)
+    session = pair_session(config)
     scores, source = ranking(session.model, require_out(config), config.seed)
     sets = {f"top{k}": top_heads(scores, k) for k in config.k if k <= len(scores)}
     skipped = {}
@@ -198,26 +194,15 @@ def measure(context: PatchContext, unit: ItemUnit) -> list[Row]:
         for candidate in contrast.candidates
     }
     first = tasks["failed"]
-    differences = about_difference(contrast, {name: (task.low, task.high) for name, task in tasks.items()})
-    ends: dict[str, dict[str, float]] = {"logprob_from": {}, "logprob_to": {}}
-    for candidate, task in tasks.items():
-        ends["logprob_from"].update(sums_of(contrast, candidate, task.low.score))
-        ends["logprob_to"].update(sums_of(contrast, candidate, task.high.score))
+    runs = PairRuns(contrast, {name: (task.low, task.high) for name, task in tasks.items()})
     rows = []
     for direction in context.config.directions:
-        effects: dict[str, dict[str, dict[str, float]]] = {"heads": {}, "sets": {}}
-        for candidate, task in tasks.items():
-            base = (task.high if direction == "noise" else task.low).score
-            sign = -1.0 if direction == "noise" else 1.0
-            single, joint = patched(session.engine, task, direction, sets, context.screen.heads[direction])
-            scores = {"heads": {str(part): score for part, score in single.items()}, "sets": joint}
-            for name in sums_of(contrast, candidate, base):  # also where there are no sets
-                for kind in effects:
-                    effects[kind][name] = {}
-            for kind, found in scores.items():
-                for part, score in found.items():
-                    for name, value in effects_of(contrast, candidate, sign, score, base).items():
-                        effects[kind][name][part] = value
+        heads = context.screen.heads[direction]
+        scores = {name: patched(session.engine, task, direction, sets, heads) for name, task in tasks.items()}
+        effects = {
+            kind: runs.effects(direction, {name: found[at] for name, found in scores.items()})
+            for at, kind in enumerate(("heads", "sets"))
+        }
         rows.append(
             {
                 "id": row_id(item, group, direction),
@@ -227,8 +212,8 @@ def measure(context: PatchContext, unit: ItemUnit) -> list[Row]:
                 **dict(zip(GROUP, group, strict=True)),
                 "screen": context.screen.name,
                 "n_positions": len(first.positions) or len(first.low.query.action),
-                **ends,
-                **differences,
+                **dict(zip(("logprob_from", "logprob_to"), runs.ends, strict=True)),
+                **runs.about(),
                 **effects,
                 "members": {name: str(sets[name]) for name in effects["sets"]["failed"]},
             }
@@ -237,9 +222,13 @@ def measure(context: PatchContext, unit: ItemUnit) -> list[Row]:
 
 
 def patch_tables(context: PatchContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
-    """The four tables of every patch in the folder, and estimates.csv of a screen."""
+    """The four tables of every patch in the folder, and patch_estimates.csv of a screen."""
     tables = effects_tables(folder, context.session)
-    return tables if context.config.screen == NO_SCREEN else {**tables, "estimates": estimates_table(folder)}
+    return (
+        tables
+        if context.config.screen == NO_SCREEN
+        else {**tables, "patch_estimates": estimates_table(folder)}
+    )
 
 
 def of_group(table: pd.DataFrame, group: Group) -> pd.DataFrame:
@@ -253,7 +242,7 @@ def of_group(table: pd.DataFrame, group: Group) -> pd.DataFrame:
 def report(context: PatchContext, tables: Tables) -> Report:
     """The largest shares of each direction, the joint sets' gaps, and what was not patched."""
     config, session = context.config, context.session
-    shares, gaps = (of_metric(tables[name], config.metric) for name in ("shares", "redundancy"))
+    shares, gaps = (of_metric(tables[name], config.metric) for name in ("patch", "patch_redundancy"))
     ranked = of_group(shares, config.group).sort_values(["direction", "share"], ascending=[True, False])
     n_heads = session.model.n_layers * session.model.n_heads
     lines = [
@@ -277,10 +266,9 @@ def skips(skipped: Mapping[str, str]) -> list[str]:
 
 STUDY = ItemStudy(
     "patch",
-    "attribute a difference of two conditions to heads or layers by exact noising and denoising",
     "backfire patch --from pre --to neut --site z --direction both --limit 4 --out runs/first",
     PatchConfig,
-    rows="patches",
+    rows="patch",
     open=open_patch,
     prepare=prepare,
     units=units,

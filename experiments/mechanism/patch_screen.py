@@ -1,8 +1,9 @@
 """`backfire patch --screen attribution:N`: one backward pass an item picks the heads that are patched exactly.
 
-Estimates of z (`mech.patching.attribution`, one step) on every metric are kept item by item in estimates.jsonl and
-averaged over items, direction by direction; the N heads of largest |mean| on --metric are patched on all items.
-estimates.csv has every head, and whether it was patched. A screen is no result: what it can miss is told beside it.
+Estimates of z (`mech.patching.attribution`, one step) on every metric are kept item by item in patch_estimates.jsonl
+and averaged over items, direction by direction; the N heads of largest |mean| on --metric are patched on all items.
+patch_estimates.csv has every head, and whether it was patched. A screen is no result: what it can miss is reported
+with it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from experiments.mechanism.metric_views import of_metric
+from experiments.mechanism.pairs import of_metric, row_id
 from experiments.mechanism.patch_tables import Group
 from experiments.run.progress import progress
 from experiments.run.run_folder import RunFolder, read_run
@@ -21,8 +22,8 @@ from experiments.run.session import Session
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.patching.attribution import Attribution
+from mech.patching.patch import sides
 from probes.effects.attribution import ATTRIBUTION, attribute_sums, miss_sentence, misses, screened
-from probes.items.item import Item
 from probes.scoring.contrast import contrast_of
 from probes.scoring.metric_sums import by_metric, metrics_by_part, token_counts
 from probes.scoring.pair import PatchTask
@@ -75,8 +76,8 @@ def run_screen(
         InputError: the metric is defined for no item, or there are fewer heads than the screen keeps.
     """
     for item in progress(session.items, len(session.items), "estimate", quiet):
-        done = folder.done_ids("estimates")
-        todo = [name for name in directions if _row_id(item, group, name) not in done]
+        done = folder.done_ids("patch_estimates")
+        todo = [name for name in directions if row_id(item, group[2:], name) not in done]
         if todo:
             contrast = contrast_of(session.model, item, session.wording)
             tasks = {
@@ -88,9 +89,7 @@ def run_screen(
             for direction in todo:
                 values: dict[str, dict[str, float]] = {}
                 for candidate, task in tasks.items():
-                    donor, recipient = (
-                        (task.low, task.high) if direction == "noise" else (task.high, task.low)
-                    )
+                    recipient, donor, _ = sides(task.low, task.high, direction)
                     found = attribute_sums(
                         session.engine, contrast, candidate, recipient, donor, direction, sites=("z",)
                     )
@@ -100,10 +99,10 @@ def run_screen(
                 pair = {"from": group[2], "to": group[3]}
                 counts = {"n_tokens": token_counts(contrast, lengths)}
                 rows.append(
-                    {"id": _row_id(item, group, direction), **about, **pair, **counts, "heads": values}
+                    {"id": row_id(item, group[2:], direction), **about, **pair, **counts, "heads": values}
                 )
-            folder.append_all("estimates", rows)
-    table = pooled(folder.rows("estimates"))
+            folder.append_all("patch_estimates", rows)
+    table = pooled(folder.rows("patch_estimates"))
     here = of_metric(table[(table["from"] == group[2]) & (table["to"] == group[3])], metric)
     chosen: dict[str, HeadSet | None] = {}
     notes = []
@@ -118,9 +117,9 @@ def run_screen(
 
 
 def estimates_table(folder: RunFolder) -> pd.DataFrame:
-    """estimates.csv: every head's mean estimate, of every pair screened in the folder, and whether it was patched."""
-    table = pooled(folder.rows("estimates"))
-    rows = folder.rows("patches")
+    """patch_estimates.csv: every head's mean estimate, pair by pair, and whether it was patched."""
+    table = pooled(folder.rows("patch_estimates"))
+    rows = folder.rows("patch")
     done = {
         (row["from"], row["to"], row["direction"], name)
         for row in rows[(rows["site"] == "z") & (rows["at"] == "candidate")].to_dict("records")
@@ -163,16 +162,16 @@ def missed_sentence(
 ) -> str:
     """What a screen of this size, item by item, left out where every head was patched, or that it is not known.
 
-    Known from attribution.csv, where it is of the same pair of conditions and of one gradient step.
+    Known from attribute.csv, where it is of the same pair of conditions and of one gradient step.
     """
     about = read_run(folder.path)["studies"].get("attribute", {}).get("config", {})
     same = (about.get("from"), about.get("to"), about.get("steps")) == (*group[2:], 1)
-    if not same or not (folder.path / "attribution.csv").is_file():
+    if not same or not (folder.path / "attribute.csv").is_file():
         return (
             "a gradient misses heads whose attention is saturated, as that of copy heads is in noising: "
             "`backfire attribute` measures how many."
         )
-    exact = folder.read_table("attribution")
+    exact = folder.read_table("attribute")
     exact = exact[(exact["metric"] == metric) & (exact["site"] == "z") & (exact["direction"] == direction)][
         list(ATTRIBUTION)
     ]
@@ -188,7 +187,3 @@ def _largest(estimates: pd.DataFrame, size: int) -> HeadSet:
         Head(int(row.layer), int(row.head)): float(row.estimate_nats) for row in estimates.itertuples()
     }
     return screened(Attribution(by_head, {}, 1), size)
-
-
-def _row_id(item: Item, group: Group, direction: str) -> str:
-    return f"{item.item_id}|{group[2]}>{group[3]}|{direction}"

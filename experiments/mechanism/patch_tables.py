@@ -1,8 +1,8 @@
 """The tables of `backfire patch`, from all rows of a folder: every site, place and pair of conditions by itself.
 
-effects.csv and joint.csv (parts and sets by item); shares.csv and redundancy.csv (over items). Each line says its
-metric, site, at, from and to. `head` counts query heads and is empty for keys and values, whose `kv_head` is given, and
-for layers.
+patch_effects.csv and patch_sets.csv (parts and sets by item); patch.csv and patch_redundancy.csv (over items). Each
+line says its metric, site, at, from and to. `head` counts query heads and is empty for keys and values, whose
+`kv_head` is given, and for layers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from probes.stats.bootstrap import RngFactory
 GROUP = ("site", "at", "from", "to")
 Group = tuple[str, str, str, str]
 _PART = re.compile(r"L(\d+)(?:(H|KV)(\d+))?")
-_FIRST = ("z", "candidate", "pre", "neut")
+DEFAULT = ("z", "candidate", "pre", "neut")
 
 
 def parse_part(text: str) -> Part:
@@ -62,7 +62,7 @@ def z_effects(path: Path, source: str, target: str) -> pd.DataFrame:
     Raises:
         InputError: nothing was patched there, or not this.
     """
-    file = path / "patches.jsonl"
+    file = path / "patch.jsonl"
     rows = pd.DataFrame(parse_rows(file)[0]) if file.is_file() else pd.DataFrame()
     if rows.empty:
         raise InputError(f"There are no patches in {path}: run `backfire patch --out {path}` first.")
@@ -81,15 +81,20 @@ def effects_tables(folder: RunFolder, session: Session) -> dict[str, pd.DataFram
     """The four tables, of all patches that the folder holds.
 
     Raises:
-        InputError: a row of patches.jsonl is damaged.
+        InputError: a row of patch.jsonl is damaged.
     """
-    with naming(folder.path / "patches.jsonl"):
+    with naming(folder.path / "patch.jsonl"):
         return _effects_tables(folder, session)
 
 
 def _effects_tables(folder: RunFolder, session: Session) -> dict[str, pd.DataFrame]:
-    rows = session.clustered(folder.rows("patches"))
-    found: dict[str, list[pd.DataFrame]] = {"effects": [], "joint": [], "shares": [], "redundancy": []}
+    rows = session.clustered(folder.rows("patch"))
+    found: dict[str, list[pd.DataFrame]] = {
+        "patch_effects": [],
+        "patch_sets": [],
+        "patch": [],
+        "patch_redundancy": [],
+    }
     for group, part in rows.groupby(list(GROUP), sort=False):
         named = dict(zip(GROUP, group, strict=True))
         rng_for = _streams(session, tuple(map(str, group)))
@@ -98,13 +103,13 @@ def _effects_tables(folder: RunFolder, session: Session) -> dict[str, pd.DataFra
         single = each["set"].isna()
         screen = ",".join(sorted(set(part["screen"])))
         effects = each[single].drop(columns="set").assign(**named)
-        found["effects"].append(_by_kind(effects, named["site"], screen))
-        found["joint"].append(each[~single].drop(columns=["layer", "head"]).assign(**named))
+        found["patch_effects"].append(_by_kind(effects, named["site"], screen))
+        found["patch_sets"].append(each[~single].drop(columns=["layer", "head"]).assign(**named))
         shares = by_metric(long, partial(head_shares, rng_for=rng_for)).assign(**named)
-        found["shares"].append(_by_kind(shares, named["site"], screen))
+        found["patch"].append(_by_kind(shares, named["site"], screen))
         complete, members = complete_sets(session, part, long)
         gaps = by_metric(complete, partial(redundancy, members=members, rng_for=rng_for))
-        found["redundancy"].append(gaps.assign(**named))
+        found["patch_redundancy"].append(gaps.assign(**named))
     # An empty part (a group without complete sets) has no types, and would take those of the others.
     filled = {name: [part for part in parts if len(part)] or parts[:1] for name, parts in found.items()}
     return {name: pd.concat([_plain(part) for part in parts]) for name, parts in filled.items()}
@@ -115,7 +120,7 @@ def complete_sets(
 ) -> tuple[pd.DataFrame, dict[str, list[tuple[int, int]]]]:
     """The patches of single parts and of those sets all of whose parts were patched alone, and what the sets hold.
 
-    Under a screen a set may hold heads that were not: its joint effect is in joint.csv all the same.
+    Under a screen a set may hold heads that were not: its joint effect is in patch_sets.csv all the same.
     """
     site = str(rows["site"].iloc[0])
     members: dict[str, list[tuple[int, int]]] = {}
@@ -136,7 +141,7 @@ def complete_sets(
 
 def _streams(session: Session, group: tuple[str, ...]) -> RngFactory:
     """Δcopy by z keeps the streams it always had."""
-    if group == _FIRST:
+    if group == DEFAULT:
         return session.rng_for
     return session.streams(f"patch/{'/'.join(group)}")
 

@@ -11,27 +11,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Literal
 
 import pandas as pd
 import torch
 from torch import Tensor
 
+from experiments.heads.control_sets import UNABLATED, NamedSet, Sets
 from experiments.heads.ranking import ranking
-from experiments.mechanism.metric_views import of_metric, require_metric
 from experiments.mechanism.pairs import (
     PairContext,
     PairSweepOptions,
-    pair_of,
+    by_pair,
+    of_metric,
+    pair_session,
+    pair_units,
     references_said,
-    require_conditions,
     row_id,
 )
 from experiments.run.progress import progress
 from experiments.run.run_folder import RunFolder
 from experiments.run.run_study import ItemStudy, ItemUnit, Row, Tables
-from experiments.run.session import Session, open_session, require_out
+from experiments.run.session import Session, require_out
 from experiments.run.study import Flag, Report, positive
 from experiments.run.tables import frame_text
 from mech.engine.capture import everything_names
@@ -49,7 +51,7 @@ from probes.scoring.metric_sums import Sums, by_metric, metrics_of, sums_of, tok
 from probes.scoring.record import recorded_call
 from probes.scoring.score import build_queries, system_length
 from probes.stats.bootstrap import RngFactory
-from probes.stats.families import corrected, family_lines
+from probes.stats.families import family_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ class PathConfig(PairSweepOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PathContext(PairContext):
-    """The receivers, and sets of senders by label: (kind, heads).
+    """The receivers, and sets of senders by label.
 
     `sharing`: query heads that share the receivers' keys and do not see the change.
     """
@@ -75,11 +77,11 @@ class PathContext(PairContext):
     config: PathConfig
     receivers: HeadSet
     sharing: HeadSet
-    senders: Mapping[str, tuple[str, HeadSet]]
+    senders: Sets
 
     @cached_property
     def means(self) -> Mapping[str, Tensor]:
-        """Task → what stands in the senders' place, [layer, head, d_head]: `record_means`, or zero."""
+        """Task → what replaces the senders' z, [layer, head, d_head]: `record_means`, or zero."""
         if self.config.how == "mean":
             return record_means(self.session, self.pair[1], self.config.quiet)
         model = self.session.model
@@ -93,10 +95,9 @@ def open_path(config: PathConfig) -> PathContext:
     """Receivers, the chosen senders, all heads as senders, and the controls.
 
     Raises:
-        InputError: more heads are asked for than there are, a table lacks a score, no sender stands below a receiver.
+        InputError: more heads are asked for than there are, a table lacks a score, no sender is below a receiver.
     """
-    session = require_conditions(open_session(config, one_env=True), pair_of(config))
-    require_metric(session.items, config.metric)
+    session = pair_session(config)
     model, out = session.model, require_out(config)
     by_previous, _ = ranking(model, out, config.seed, "previous_token")
     by_prefix, _ = ranking(model, out, config.seed)
@@ -106,20 +107,21 @@ def open_path(config: PathConfig) -> PathContext:
         raise InputError(
             f"No sender of {chosen} stands in a layer below a receiver of {receivers}: ask for more."
         )
-    senders: dict[str, tuple[str, HeadSet]] = {
-        "previous-token": ("selected", chosen),
-        "all": ("selected", all_heads(model)),
-    }
     drawn = distinct_controls(chosen, model.n_layers, model.n_heads, config.controls, session.rng_for)
-    senders |= {f"random{draw}": ("random", control.heads) for draw, control in enumerate(drawn)}
+    named = [
+        NamedSet("previous-token", "selected", chosen),
+        NamedSet("all", "selected", all_heads(model)),
+        *(NamedSet(f"random{draw}", "random", one.heads, one.displaced) for draw, one in enumerate(drawn)),
+    ]
+    senders = {one.label: one for one in named}
     sharing = sharing_keys(model, receivers)
     recorded = {
         "receivers": str(receivers),
         "sharing_keys": str(sharing),
-        "senders": {name: str(heads) for name, (_, heads) in senders.items() if name != "all"},
-        "displaced": {f"random{draw}": one.displaced for draw, one in enumerate(drawn) if one.displaced},
+        "senders": {one.label: str(one.heads) for one in named if one.label != "all"},
+        "displaced": {one.label: one.displaced for one in named if one.displaced},
     }
-    hashes = {name: heads.sha256 for name, (_, heads) in senders.items()}
+    hashes = {one.label: one.heads.sha256 for one in named}
     return PathContext(
         session,
         recorded=recorded,
@@ -164,15 +166,6 @@ def record_means(session: Session, condition: str, quiet: bool) -> dict[str, Ten
     return {task: ((total - sums[task]) / (count - counts[task])).to(session.model.dtype) for task in tasks}
 
 
-def units(context: PathContext) -> list[ItemUnit]:
-    """A unit an item, of a row a set of senders and one of the clean run: they share it."""
-    labels = [*context.senders, "none"]
-    return [
-        ItemUnit(tuple(row_id(item, context.pair, label) for label in labels), item)
-        for item in context.session.items
-    ]
-
-
 def measure(context: PathContext, unit: ItemUnit) -> list[Row]:
     """One row a set of senders: every sum (nats) without the path; the last row is of the clean run."""
     session, item, pair, how = context.session, unit.item, context.pair, context.config.how
@@ -186,23 +179,25 @@ def measure(context: PathContext, unit: ItemUnit) -> list[Row]:
         before.update(sums_of(contrast, scoring.candidate, start))
     counts = token_counts(contrast, {name: len(run.query.action) for name, (run, _) in runs.items()})
     rows = []
-    for label, (kind, heads) in {**context.senders, "none": ("none", HeadSet(()))}.items():
+    for one in (*context.senders.values(), UNABLATED):
         after: Sums = {}
         for candidate, (run, places) in runs.items():
             score = run.score
-            if kind != "none":
-                score = patch_path(engine, run, context.receivers, heads, value, places)
+            if one.heads:
+                score = patch_path(engine, run, context.receivers, one.heads, value, places)
             after.update(sums_of(contrast, candidate, score))
         about = {"item_id": item.item_id, "task_id": item.task_id, "from": pair[0], "to": pair[1], "how": how}
         measured = {
-            "k": len(heads),
+            "k": len(one.heads),
             "references": contrast.references_are,
             "n_tokens": counts,
             "before": before,
             "after": after,
             "n_positions": len(runs["failed"][1]),
         }
-        rows.append({"id": row_id(item, pair, label), **about, "set": label, "kind": kind, **measured})
+        rows.append(
+            {"id": row_id(item, pair, one.label), **about, "set": one.label, "kind": one.kind, **measured}
+        )
     return rows
 
 
@@ -219,20 +214,16 @@ def long_path(rows: pd.DataFrame) -> pd.DataFrame:
 
 def path_tables(context: PathContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
     """path.csv, of every pair in the folder."""
-    session = context.session
-    rows = long_path(session.clustered(folder.rows("path")))
-    tables = []
-    for (source, target), part in rows.groupby(["from", "to"], sort=False):
-        streams = session.streams(f"path/{source}>{target}")
 
-        def derive(own: pd.DataFrame, streams: RngFactory = streams) -> pd.DataFrame:
-            removed = share_removed(own, streams)
-            beaten = against_controls(removed)[["set", "random_lo", "random_hi", "n_controls", "p"]]
-            return removed.merge(beaten, on="set", how="left")
+    def derive(own: pd.DataFrame, streams: RngFactory) -> pd.DataFrame:
+        removed = share_removed(own, streams)
+        beaten = against_controls(removed)[["set", "random_lo", "random_hi", "n_controls", "p"]]
+        return removed.merge(beaten, on="set", how="left")
 
-        named = {"how": part["how"].iloc[0], "from": source, "to": target}
-        tables.append(by_metric(part, derive).assign(**named))
-    return {"path": corrected(pd.concat(tables, ignore_index=True), "path")}
+    def of_pair(part: pd.DataFrame, streams: RngFactory) -> pd.DataFrame:
+        return by_metric(part, partial(derive, streams=streams)).assign(how=part["how"].iloc[0])
+
+    return {"path": by_pair(context, long_path(context.session.clustered(folder.rows("path"))), of_pair)}
 
 
 def report(context: PathContext, tables: Tables) -> Report:
@@ -252,12 +243,11 @@ def report(context: PathContext, tables: Tables) -> Report:
 
 STUDY = ItemStudy(
     "path",
-    "cut the path from previous-token heads into the keys of induction heads at the recorded call",
     "backfire path --senders 8 --receivers 8 --how mean --controls 20 --limit 4 --out runs/first",
     PathConfig,
     rows="path",
     open=open_path,
-    units=units,
+    units=lambda context: pair_units(context, [*context.senders, "none"]),
     measure=measure,
     tables=path_tables,
     report=report,

@@ -4,7 +4,7 @@ The same architecture with weights drawn anew, from which the trained model's he
 ablation and by noising; head scores permuted over heads; random heads of the same layers; an unrelated failed call;
 every head patched with its own value; attention cut to words that carry nothing. `probes.effects.placebo_checks` says
 what each must give, that a dead instrument passes nothing, and what each would have found. Every effect is measured
-in every metric. placebos.jsonl → placebos.csv; exit code 1 if one does not behave or cannot show anything, in
+in every metric. placebo.jsonl → placebo.csv; exit code 1 if one does not behave or cannot show anything, in
 --metric.
 """
 
@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
 
 from experiments.heads.ablation import METHODS, PlaceOptions, Replacement, replacement
-from experiments.heads.control_sets import MatchedOptions
+from experiments.heads.control_sets import MatchedOptions, random_sets
 from experiments.heads.ranking import ranking, score_heads
+from experiments.mechanism.pairs import pair_runs, scores_under
 from experiments.run.run_folder import RunFolder
 from experiments.run.run_study import ItemContext, ItemStudy, ItemUnit, Row, Tables
 from experiments.run.session import Session, open_redrawn, open_session, require_out
@@ -30,7 +31,6 @@ from mech.engine.engine import Engine
 from mech.engine.queries import Query, Score
 from mech.engine.sweep import score_edits, stacked
 from mech.errors import InputError
-from mech.head_scores.controls import Control, distinct_controls
 from mech.head_scores.induction import SCORES, top_heads
 from mech.heads import HeadSet
 from mech.interventions.intervention import NOTHING, Edit, Intervention, knock_out_edges
@@ -120,14 +120,14 @@ class PlaceboContext(ItemContext):
         }
 
     def whole(self, item: Item) -> Values:
-        """The whole model, and the length of a×."""
+        """The unablated model, and the length of a×."""
         values = under(self.session, item, ("pre", "neut", "fail", "fail_unrelated"))
         [scoring] = build_queries(self.session.model, item, ["pre"], self.session.wording, ["failed"])
         return {**values, "n_tokens": float(len(scoring.query.action))}
 
     def ablated(self, session: Session, with_what: Replacement, heads: HeadSet, item: Item) -> Values:
         """A set of heads taken out."""
-        return under(session, item, ("pre", "neut"), with_what.intervention(heads, self.config))
+        return under(session, item, ("pre", "neut"), with_what.fixed(heads, self.config.where))
 
 
 def open_placebo(config: PlaceboConfig) -> PlaceboContext:
@@ -144,7 +144,8 @@ def open_placebo(config: PlaceboConfig) -> PlaceboContext:
     for index in range(config.shuffles):
         rng = session.rng_for(f"{SHUFFLED}/{index}")
         sets[f"{SHUFFLED}{index}"] = shuffled_heads(scores, config.by, sets["selected"], rng)
-    for index, control in enumerate(random_heads(session, sets["selected"], config.controls)):
+    drawn = random_sets(session.model, sets["selected"], config.controls, session.rng_for)
+    for index, control in enumerate(drawn):
         sets[f"{RANDOM}{index}"] = control.heads
     put = replacement(session, config)
     recorded = {
@@ -165,7 +166,7 @@ def open_placebo(config: PlaceboConfig) -> PlaceboContext:
 
 def prepare(context: PlaceboContext, folder: RunFolder) -> PlaceboContext:
     """With the placebo model's own heads, where rows have them."""
-    rows = folder.rows("placebos").to_dict("records")
+    rows = folder.rows("placebo").to_dict("records")
     return replace(context, kept_own=next((row["heads"] for row in rows if row["part"] == OWN), None))
 
 
@@ -188,12 +189,12 @@ def measure(context: PlaceboContext, unit: PlaceboUnit) -> list[Row]:
 
 def report(context: PlaceboContext, tables: Tables) -> Report:
     """Every placebo in the metric that is shown, and which of them do not behave."""
-    table, metric = tables["placebos"], context.config.metric
+    table, metric = tables["placebo"], context.config.metric
     mine = table[table["metric"] == metric]
     if mine.empty:
         raise InputError(f"No item has a reference action or a distractor: there is no {metric} to show.")
     shown = frame_text(mine.drop(columns=["metric", "threshold", "n"]), 4)
-    lines = [f"in {metric}, all metrics in placebos.csv:", shown, verdict(mine)]
+    lines = [f"in {metric}, all metrics in placebo.csv:", shown, verdict(mine)]
     return Report("\n".join(lines), ok=bool(mine["passed"].all()))
 
 
@@ -222,14 +223,6 @@ def verdict(table: pd.DataFrame) -> str:
     )
 
 
-def random_heads(session: Session, selected: HeadSet, n: int) -> list[Control]:
-    """Random sets with as many heads in each layer; none where more than half of all heads are selected."""
-    model = session.model
-    if not n or 2 * len(selected) > model.n_layers * model.n_heads:
-        return []
-    return distinct_controls(selected, model.n_layers, model.n_heads, n, session.rng_for)
-
-
 def shuffled_heads(scores: pd.DataFrame, by: str, selected: HeadSet, rng: np.random.Generator) -> HeadSet:
     """The top heads by a score that was permuted over all heads; a draw that gives the selected set is made again.
 
@@ -253,14 +246,8 @@ def under(
     rows = score_item(session.engine, item, conditions, session.wording, contrast.candidates, change)
     values: Values = {}
     for name in conditions:
-        scores = {row["candidate"]: _score(row) for row in rows if row["condition"] == name}
-        values |= _in_metrics(name, contrast, scores)
+        values |= _in_metrics(name, contrast, scores_under(rows, name))
     return values
-
-
-def _score(row: Mapping[str, Any]) -> Score:
-    logprobs = np.array(row["token_logprobs"], dtype=float)
-    return Score(logprobs, np.zeros(len(logprobs), dtype=bool))
 
 
 def _in_metrics(name: str, contrast: Contrast, scores: Mapping[str, Score]) -> Values:
@@ -269,17 +256,16 @@ def _in_metrics(name: str, contrast: Contrast, scores: Mapping[str, Score]) -> V
 
 def noised(session: Session, item: Item, sets: Mapping[str, HeadSet]) -> Values:
     """A× under neut, and with z of each set of heads at its action positions from pre, in every metric (nats)."""
-    contrast = contrast_of(session.model, item, session.wording)
+    runs = pair_runs(session, item, ("pre", "neut"))
     scores: dict[str, dict[str, Score]] = {}
-    for candidate in contrast.candidates:
-        before, after = (
-            run_decision_point(session.engine, item, name, session.wording, candidate=candidate)
-            for name in ("pre", "neut")
-        )
+    for candidate, (before, after) in runs.runs.items():
         patched = {"neut": after.score, **patch_sets(session.engine, after, before, sets)}
         for name, score in patched.items():
             scores.setdefault(name, {})[candidate] = score
-    return {key: value for name in scores for key, value in _in_metrics(name, contrast, scores[name]).items()}
+    values: Values = {}
+    for name, of in scores.items():
+        values |= _in_metrics(name, runs.contrast, of)
+    return values
 
 
 def self_patches(session: Session, item: Item) -> Values:
@@ -338,22 +324,21 @@ def padding_cuts(session: Session, item: Item) -> Values:
 
 
 def placebo_tables(context: PlaceboContext, folder: RunFolder) -> dict[str, pd.DataFrame]:
-    """placebos.csv, from all rows."""
+    """placebo.csv, from all rows."""
     long = [
         {**{key: row[key] for key in ("part", "item_id", "task_id")}, "name": name, "value": value}
-        for row in folder.rows("placebos").to_dict("records")
+        for row in folder.rows("placebo").to_dict("records")
         for name, value in row["values"].items()
     ]
     session = context.session
-    return {"placebos": placebo_table(session.clustered(pd.DataFrame(long)), session.rng_for)}
+    return {"placebo": placebo_table(session.clustered(pd.DataFrame(long)), session.rng_for)}
 
 
 STUDY = ItemStudy(
     "placebo",
-    "what must find nothing: redrawn weights, shuffled heads, an unrelated call, self-patches, padding",
     "backfire placebo --limit 12 --where candidate --out runs/first",
     PlaceboConfig,
-    rows="placebos",
+    rows="placebo",
     open=open_placebo,
     prepare=prepare,
     units=units,

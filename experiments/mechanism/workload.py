@@ -54,7 +54,7 @@ def context(tokens: float) -> Work:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Mean token counts of a study's items, and the model's: contexts are counted behind the shared system prompt.
+    """Mean token counts of a study's items, and the model's: contexts are counted after the shared system prompt.
 
     Attributes:
         n_items: items.

@@ -3,7 +3,7 @@
 none            the unablated model
 ablate          z of the chosen heads replaced or scaled (--how, --alpha), at all positions or, with --where candidate,
                 at the last token of each prompt and at every generated one
-knockout        the failed calls stay in the transcript; the chosen heads do not see their tokens from behind them
+knockout        the failed calls stay in the transcript; the chosen heads do not see their tokens from later positions
 knockout-all    as knockout, from all heads
 ablate-random   as many random heads of the same layers, --controls draws; knockout-random likewise
 """
@@ -90,7 +90,7 @@ def changes(session: Session, config: ChangeOptions, tasks: Collection[str] = ()
         tasks: those that are rolled out; no item of theirs is a reference.
 
     Raises:
-        InputError: the heads cannot be told or do not exist, or the template does not write a turn as it is.
+        InputError: the word names no heads, or they do not exist, or the template does not write a turn as it is.
     """
     names = parse_changes(config.change)
     model = session.model
@@ -118,7 +118,7 @@ def changes(session: Session, config: ChangeOptions, tasks: Collection[str] = ()
             for label in labels:
                 heads = sets[label]
                 edits = (
-                    PersistentIntervention(instead.intervention(heads, config))
+                    PersistentIntervention(instead.fixed(heads, config.where))
                     if how == "ablate"
                     else PersistentIntervention(knockout_heads=heads)
                 )

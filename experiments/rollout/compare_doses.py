@@ -1,6 +1,6 @@
 """`backfire compare RUN RUN …` of folders that `rollout` wrote: what a change does, by how many heads it is made to.
 
-RUN/rollouts.csv of each, with the size of its selected set from run.json → rollout_doses.csv. The runs must share their
+RUN/rollout.csv of each, with the size of its selected set from run.json → compare_doses.csv. The runs must share their
 first arm, rollout by rollout: what differs between them is then the number of heads and nothing else.
 """
 
@@ -16,7 +16,7 @@ from experiments.rollout.text import contrast_text
 from experiments.run.durable import naming, replace
 from experiments.run.frames import read_frame
 from experiments.run.run_json import read_run
-from experiments.run.schema import ROLLOUT_DOSES, ROLLOUTS
+from experiments.run.schema import TABLES
 from experiments.run.seeds import stream
 from experiments.run.study import Report
 from mech.errors import InputError
@@ -28,7 +28,7 @@ _DOSE = re.compile(r"(.+) of (\d+)")
 
 def is_rollout(run: Path) -> bool:
     """Whether a folder holds the table of a rollout study."""
-    return (run / "rollouts.csv").is_file()
+    return (run / "rollout.csv").is_file()
 
 
 def compare_doses(runs: Sequence[Path], out: Path | None) -> Report:
@@ -36,7 +36,7 @@ def compare_doses(runs: Sequence[Path], out: Path | None) -> Report:
 
     Args:
         runs: folders of `rollout`, with or without several sizes among them.
-        out: the csv file; by default rollout_doses.csv in the first run.
+        out: the csv file; by default compare_doses.csv in the first run.
 
     Raises:
         InputError: a folder lacks a table, two have the same arm with as many heads, or their first arms differ.
@@ -58,19 +58,19 @@ def compare_doses(runs: Sequence[Path], out: Path | None) -> Report:
     together = pd.concat(parts, ignore_index=True)
     first = str(baseline["arm"].iloc[0])
     seed = int(read_run(runs[0])["studies"]["rollout"]["config"].get("seed", 0))
-    with naming(runs[0] / "rollouts.csv"):
+    with naming(runs[0] / "rollout.csv"):
         table = contrasts(together, lambda name: stream(seed, name), first)
     doses = _with_size(table, together)
-    target = out or runs[0] / "rollout_doses.csv"
+    target = out or runs[0] / "compare_doses.csv"
     replace(target, doses.to_csv(index=False, lineterminator="\n"))
     return Report(f"{contrast_text(table)}\nwritten to {target}")
 
 
 def _read(run: Path) -> pd.DataFrame:
     """The rollouts of a run without those of random heads."""
-    path = run / "rollouts.csv"
+    path = run / "rollout.csv"
     table = read_frame(path)
-    lacking = [name for name in ROLLOUTS if name not in table.columns]
+    lacking = [name for name in TABLES["rollout"] if name not in table.columns]
     if lacking or table.empty:
         raise InputError(f"{path} is no table of rollouts: it lacks {', '.join(lacking) or 'rows'}.")
     return table[~table["change"].map(is_random)].reset_index(drop=True)
@@ -111,4 +111,4 @@ def _with_size(table: pd.DataFrame, rollouts: pd.DataFrame) -> pd.DataFrame:
         k=table["arm"].map(sizes.map(lambda found: int(found[2]) if found else None)).astype("Int64"),
     )
     order = ["model", "env", "metric", "harness", "change", "k"]
-    return joined[list(ROLLOUT_DOSES)].sort_values(order[2:], kind="stable", ignore_index=True)
+    return joined[list(TABLES["compare_doses"])].sort_values(order[2:], kind="stable", ignore_index=True)

@@ -2,7 +2,7 @@
 
 Bans come as texts. How strictly one is kept is `--ban`:
 
-    token       the paper's: the token that completes the text's own tokenisation is refused (bare, or behind a space)
+    token       the paper's: the token that completes the text's own tokenisation is refused (bare, or after a space)
     string      no reply contains the text, however tokenised; a text that may be part of a good action is refused as
                 the whole reply only (`AgentEnvironment.ban_everywhere`)
     canonical   and no reply is the same action in another spelling

@@ -1,7 +1,7 @@
 """`backfire predict`: does what the probe measures before a step tell whether the step repeats the failed call?
 
-A decision point is a free step of a rollout under `verbatim` or `verbatim+instr`, whole model, no ban, that has a
-failed call a× right before it. Its prompt is read back from steps.jsonl and must be written again, token for token:
+A decision point is a free step of a rollout under `verbatim` or `verbatim+instr`, unablated, no ban, that has a
+failed call a× right before it. Its prompt is read back from rollout.jsonl and must be written again, token for token:
 
     fail   what the model saw                      neut   the same, a× acknowledged without a word of how it went
     pre    the transcript before a×
@@ -14,10 +14,10 @@ failed call a× right before it. Its prompt is read back from steps.jsonl and mu
 With --ablate every decision point is scored under each ablation arm too, the unablated model first, and the rollouts
 whose agent was itself ablated (--change ablate, ablate-random) are decision points as well: arm and change say who
 acted, `ablation` under what the step was scored. predict_arms.csv has the AUC of every predictor under an arm less
-that of the whole model, on the same points.
+that of the unablated model, on the same points.
 
-decisions.jsonl → predict.csv (AUC by predictor) and calibration.csv (of the probabilities). What is predicted: the step
-is a canonical repeat of a call that failed before; for p_exact, that it is a× to the letter and ends there.
+predict.jsonl → predict.csv (AUC by predictor) and predict_calibration.csv (of the probabilities). What is predicted:
+the step is a canonical repeat of a call that failed before; for p_exact, that it is a× to the letter and ends there.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def run(config: PredictConfig) -> Report:
             points = decision_points(folder, ablated=len(changes) > 1)
             by_id = {task.task_id: task for task in tasks}
             scored(folder, engine, environment, by_id, points, wording, config.quiet, changes)
-            tables = tables_of(folder.rows("decisions"), lambda name: stream(seed, f"predict/{name}"))
+            tables = tables_of(folder.rows("predict"), lambda name: stream(seed, f"predict/{name}"))
             for name, table in tables.items():
                 folder.write_table(name, table)
             folder.finish({"forwards_run": engine.forwards.ran, **arms.fitted})
@@ -148,7 +148,7 @@ def decision_points(folder: RunFolder, ablated: bool = False) -> list[Point]:
     Raises:
         InputError: there is none.
     """
-    steps = folder.rows("steps")
+    steps = folder.rows("rollout")
     acted = steps["change"] == "none"
     if ablated:
         acted |= steps["change"].str.startswith("ablate")
@@ -191,14 +191,14 @@ def scored(
     """Append the row of every decision point under every ablation (label → intervention) that is not there yet."""
     for point in progress(points, len(points), "predict", quiet):
         for label, change in changes.items():
-            if decision_id(point, label) not in folder.done_ids("decisions"):
+            if decision_id(point, label) not in folder.done_ids("predict"):
                 task = tasks[point.row["task_id"]]
                 row = decision_row(engine, environment, task, point, wording, label, change)
-                folder.append("decisions", row)
+                folder.append("predict", row)
 
 
 def decision_id(point: Point, ablation: str) -> str:
-    """The id of a decision's row: the step's, with the label of the ablation behind it."""
+    """The id of a decision's row: the step's, then the label of the ablation."""
     return str(point.row["id"]) if ablation == UNABLATED else f"{point.row['id']}|{ablation}"
 
 
@@ -272,7 +272,7 @@ def decision_row(
 
 
 def _without_end(score: Score) -> float:
-    """The log-probability (nats) of the action, without the token behind it that ends the turn."""
+    """The log-probability (nats) of the action, without the token that ends the turn."""
     return math.fsum(score.logprobs[:-1].tolist())
 
 
@@ -290,10 +290,10 @@ def tables_of(decisions: pd.DataFrame, rng_for: RngFactory) -> dict[str, pd.Data
     points = labelled(decisions.astype({"repeats": int, "repeats_exact": int}))
     exact = points.assign(repeats=points["repeats_exact"])
     kinds = ((points, PREDICTORS, PROBABILITIES), (exact, ("p_exact",), ("p_exact",)))
-    parts: dict[str, list[pd.DataFrame]] = {"predict": [], "calibration": []}
+    parts: dict[str, list[pd.DataFrame]] = {"predict": [], "predict_calibration": []}
     for some, names, probable in kinds:
         parts["predict"].append(by_arm(some, rng_for, _areas(names, probable)))
-        parts["calibration"].append(by_arm(some, rng_for, _curves(probable)))
+        parts["predict_calibration"].append(by_arm(some, rng_for, _curves(probable)))
     if points["ablation"].nunique() > 1:
         parts["predict_arms"] = [auc_differences(some, names, rng_for) for some, names, _ in kinds]
     return {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}
@@ -309,7 +309,6 @@ def _curves(probable: Sequence[str]) -> ArmTable:
 
 STUDY = Study(
     "predict",
-    "whether G, copy and repeat probabilities before a step of a rollout tell that it repeats",
     "backfire predict --out runs/rollouts",
     PredictConfig,
     run,

@@ -3,7 +3,7 @@
 A rollout is finished when its last step is on the disk; a killed run does an unfinished one again, whose arithmetic
 depends on nothing that other rollouts left, and so writes the same rows. Samples of a task have the same draws under
 every harness and change (common random numbers). Every rollout of a harness begins with the same prefix cache, the
-system prompt and the demonstrations of the format behind it.
+system prompt and the demonstrations of the format after it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Arm:
 
 
 def arms_of(harnesses: Sequence[Harness], changes: Sequence[Change]) -> list[Arm]:
-    """Every harness under every change, changes outermost, but for arms that hide calls which do not stand there.
+    """Every harness under every change, changes outermost, but for arms that hide calls where none are kept.
 
     Such an arm would be its harness once more, and count twice in Holm's families.
 
@@ -96,7 +96,7 @@ def roll_out(
     """Append the steps of every rollout that is not finished in the folder; `given` has first actions by task."""
     finished: set[str] = set()
     begun: dict[str, dict[str, dict[Any, Any]]] = {}
-    for row in folder.rows("steps").to_dict("records"):
+    for row in folder.rows("rollout").to_dict("records"):
         name = row["id"].rpartition("|")[0]
         begun.setdefault(name, {})[row["id"]] = row
         if row["last"]:
@@ -108,7 +108,7 @@ def roll_out(
             continue
         rollout = one_rollout(session, environment, task, arm, sample, config, given.get(task.task_id))
         steps = list(step_rows(name, session, environment, arm, sample, rollout))
-        folder.append_all("steps", _unwritten(folder, begun.get(name, {}), steps))
+        folder.append_all("rollout", _unwritten(folder, begun.get(name, {}), steps))
 
 
 def _unwritten(

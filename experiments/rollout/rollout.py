@@ -1,21 +1,24 @@
 """`backfire rollout`: an agent acts in an environment under every harness and change, and every step is kept.
 
-harness × change × task × sample → steps.jsonl → rollouts.csv (one row each) → rollout_rates.csv, survival.csv,
+harness × change × task × sample → rollout.jsonl → rollout.csv (one row each) → rollout_rates.csv, rollout_survival.csv,
 rollout_contrasts.csv (paired, to the first arm), rollout_controls.csv (chosen heads among random ones),
 rollout_factorial.csv; and rollout_extractions.csv: what was done to replies to get their actions
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 
-from envs.harness import parse_harnesses
+from envs.agent import AgentEnvironment
+from envs.base import Task
+from envs.harness import HARNESSES, Past, Phrases, parse_harnesses, write
 from experiments.rollout.arms import ChangeOptions, changes, parse_changes
-from experiments.rollout.copies import with_copies
 from experiments.rollout.environments import AgentOptions, open_environment
 from experiments.rollout.rolling import RollingOptions, arms_of, given_first, phrases, roll_out
 from experiments.rollout.text import rollout_text
@@ -83,10 +86,57 @@ def run(config: RolloutConfig) -> Report:
         with open_run(STUDY, config, session.model, about, change.derived) as folder:
             roll_out(folder, session, environment, tasks, arms, config, given)
             by_id = {task.task_id: task for task in tasks}
-            steps = with_copies(folder.rows("steps"), environment, by_id, phrases(wording))
+            steps = with_copies(folder.rows("rollout"), environment, by_id, phrases(wording))
             tables = derive(folder, steps, session.streams("rollout"), arms[0].name, config.detectors)
             folder.finish({"prefix_caches_run": session.engine.forwards.ran})
     return Report(f"{rollout_text(tables)}\nwritten to {config.out}")
+
+
+SHORTEST = 8
+"""A shorter text (letters) may be part of another by chance."""
+
+
+def with_copies(
+    steps: pd.DataFrame,
+    environment: AgentEnvironment[Any],
+    tasks: Mapping[str, Task[Any]],
+    phrases: Phrases,
+) -> pd.DataFrame:
+    """The rows of steps with the column `copies`: "demonstration", "runtime" (numbers aside), or None.
+
+    A copy of the runtime's note is no repeat of an action (its number differs each time), and a demonstration's call
+    that runs is no progress: both are counted apart from other steps.
+    """
+    shown = {environment.canonical(action) for each in environment.demonstrations for action, _ in each.steps}
+    found: dict[Any, str | None] = {}
+    for (_, task_id, _), rollout in steps.groupby(["arm", "task_id", "sample"], sort=False):
+        harness = HARNESSES[rollout["harness"].iloc[0]]
+        history: list[Past] = []
+        for place, row in rollout.sort_values("index").iterrows():
+            request = write(harness, environment, tasks[str(task_id)], history, phrases)
+            notes = [
+                each["content"]
+                for each in request.messages[request.opening + 1 :]
+                if each["role"] != "assistant"
+            ]
+            found[place] = _source(row, shown, notes)
+            error = row["error_type"] if isinstance(row["error_type"], str) else None
+            tool = row["tool"] if isinstance(row["tool"], str) else None
+            history.append(Past(row["action"], row["observation"], error, tool))
+    return steps.assign(copies=[found[place] for place in steps.index])
+
+
+def _source(row: pd.Series, shown: set[str], notes: list[str]) -> str | None:
+    if row["given"]:
+        return None
+    if row["canonical"] in shown:
+        return "demonstration"
+    text = _numberless(row["action"])
+    return "runtime" if len(text) >= SHORTEST and any(text in _numberless(each) for each in notes) else None
+
+
+def _numberless(text: str) -> str:
+    return re.sub(r"\d+", "#", text)
 
 
 def derive(
@@ -100,10 +150,10 @@ def derive(
     action_error, observation, alternation = detectors
     rollouts = per_rollout(steps, action_error=action_error, observation=observation, alternation=alternation)
     tables = {
-        "rollouts": rollouts,
+        "rollout": rollouts,
         "rollout_extractions": extractions(steps),
         "rollout_rates": rates(rollouts, rng_for),
-        "survival": survival(steps, rng_for),
+        "rollout_survival": survival(steps, rng_for),
     }
     if rollouts["arm"].nunique() > 1:
         tables["rollout_contrasts"] = contrasts(rollouts, rng_for, baseline)
@@ -120,7 +170,6 @@ def derive(
 
 STUDY = Study(
     "rollout",
-    "let the model act under harnesses, bans and changed heads, and count what it repeats",
     "backfire rollout --env toolshed --harness all --tasks 24 --out runs/rollouts",
     RolloutConfig,
     run,

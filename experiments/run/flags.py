@@ -22,8 +22,10 @@ else:
     import tomli as tomllib
 
 LEVELS = ("debug", "info", "warning", "error")
-CONFIG = Option("config", str, None, "TOML file with settings under the names of the flags; flags given win")
-LOG_LEVEL = Option("log-level", str, None, "what is logged on stderr", LEVELS)
+CONFIG = Option(
+    "config", str, None, "TOML file with settings under the names of the flags; flags given win", word="PATH"
+)
+LOG_LEVEL = Option("log-level", str, None, "what is logged on stderr", LEVELS, word="CHOICE")
 _RUNNERS = (CONFIG, LOG_LEVEL)
 
 
@@ -150,6 +152,7 @@ def _annotation(option: Option) -> Any:
         Parameter(
             name=option.name.upper() if option.positional else f"--{option.name}",
             help=option.help,
+            metavar=None if option.switch or option.positional else option.word,
             negative=(),
             choices=option.choices,
             show_default=False

@@ -9,11 +9,27 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from experiments.run.schema import TABLES
 from mech.errors import InputError
 
 # Before pandas 3.1 reading floats exactly is an option; since then it is the default.
 _OLD_PANDAS = tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1)
 EXACT_FLOATS: dict[str, Any] = {"float_precision": "round_trip"} if _OLD_PANDAS else {}
+
+
+def in_schema(name: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame as NAME.csv has it: the schema's columns first, in its order, then those that it has beyond them.
+
+    A frame without rows need not have columns.
+
+    Raises:
+        InputError: a column of the schema is missing.
+    """
+    required = TABLES.get(name, ())
+    missing = [column for column in required if column not in frame.columns]
+    if missing and len(frame):
+        raise InputError(f"Table '{name}' lacks the columns {', '.join(missing)}.")
+    return frame.reindex(columns=list(dict.fromkeys([*required, *frame.columns])))
 
 
 def read_frame(path: Path) -> pd.DataFrame:

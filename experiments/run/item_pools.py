@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -23,15 +24,21 @@ import probes.items.item
 import probes.items.selection
 from envs.coderepair.problems import Problem, bundled_problems, load_problems
 from experiments.run.durable import replace
-from experiments.run.places import checkpoint_cache
 from experiments.run.progress import bar
 from experiments.run.study import SourceOptions, existing
 from mech.errors import InputError
+from mech.load import default_cache_dir
 from probes.items.coderepair import coderepair_pool
 from probes.items.item import Item, dump_items, item_line, load_items
 from probes.items.toolshed import build_toolshed_items
 
 logger = logging.getLogger(__name__)
+
+
+def checkpoint_cache() -> Path:
+    """BACKFIRE_CACHE, or a folder in the user's cache."""
+    named = os.environ.get("BACKFIRE_CACHE")
+    return Path(named) if named else default_cache_dir()
 
 
 def read_pool(args: SourceOptions) -> list[Item]:
@@ -73,8 +80,8 @@ def executed_once(seed: int, problems: Sequence[Problem], cache_dir: Path, quiet
         ) from error
     logger.info("executing the mutants of %d programs, once: %s", len(problems), place)
     try:
-        with bar("execute", quiet) as told:
-            pool = coderepair_pool(seed, problems, on_progress=told)
+        with bar("execute", quiet) as show:
+            pool = coderepair_pool(seed, problems, on_progress=show)
     except RuntimeError as error:
         raise InputError(f"The sandbox cannot work here: {error}") from error
     reasons = "; ".join(f"{task}: {why}" for task, why in sorted(pool.left_out.items()))

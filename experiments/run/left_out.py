@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from experiments.run.run_folder import RunFolder
-from experiments.run.schema import LEFT_OUT
+from experiments.run.schema import TABLES
 from experiments.run.session import Session
 from mech.errors import InputError
 from probes.items.item import Item
@@ -84,7 +84,7 @@ def noted(session: Session, left_out: Sequence[LeftOut]) -> Session:
 def write_left_out(folder: RunFolder, session: Session) -> list[str]:
     """Put the session's notes into left_out.csv, in the place of the study's earlier ones; the lines for its report."""
     lines = [(folder.study, what, n, why) for what, (n, why) in session.left_out.items()]
-    table = pd.DataFrame(lines, columns=list(LEFT_OUT))
+    table = pd.DataFrame(lines, columns=list(TABLES["left_out"]))
     if (folder.path / "left_out.csv").exists():
         old = folder.read_table("left_out")
         table = pd.concat([old[old["study"] != folder.study], table], ignore_index=True)

@@ -20,12 +20,12 @@ def progress(iterable: Iterable[T], total: int | None, desc: str, quiet: bool = 
 
 @contextmanager
 def bar(desc: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """For work that counts itself: a function to be told (done, total)."""
+    """For work that counts itself: a function of (done, total) that moves the bar."""
     silent = quiet or not sys.stderr.isatty()
     with tqdm(desc=desc, file=sys.stderr, disable=silent, dynamic_ncols=True) as shown:
 
-        def told(done: int, total: int) -> None:
+        def show(done: int, total: int) -> None:
             shown.total = total
             shown.update(done - shown.n)
 
-        yield told
+        yield show

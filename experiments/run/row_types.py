@@ -56,13 +56,13 @@ _COLUMNS: dict[str, dict[str, Any]] = {
             for name in ("operator", "error_type", "template", "prompt_sha256", "intervention")
         },
     },
-    "patches": {
+    "patch": {
         **{**_STUDIED, **_PAIR, "site": _Name, "at": _Name, "screen": _Name},
         **{**_DIFFERENCE, "heads": dict[str, _Parts], "sets": dict[str, dict[str, float]]},
         "members": dict[str, str],
     },
-    "estimates": {**_STUDIED, **_PAIR, "n_tokens": dict[str, _Tokens], "heads": dict[str, _Heads]},
-    "attributions": {
+    "patch_estimates": {**_STUDIED, **_PAIR, "n_tokens": dict[str, _Tokens], "heads": dict[str, _Heads]},
+    "attribute": {
         **{**_STUDIED, **_DIFFERENCE, "exact": dict[str, _Units], "estimates": dict[str, _Units]},
     },
     "layers": {**_STUDIED, **_PAIR, **_DIFFERENCE, "sites": dict[str, dict[str, _Layers]]},
@@ -80,23 +80,23 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         **{"k": _Count, "before": _LogProb, "logprob": _LogProb},
         **{"n_tokens": dict[str, _Tokens], "terms": dict[str, _LogProb], "before_terms": dict[str, _LogProb]},
     },
-    "ablations": {
+    "ablate": {
         **{**_ITEM, **_PAIR, "how": _Name, "set": _Name, "kind": _Name, "k": _Count, "references": _Name},
         "scores": dict[str, dict[str, list[float]]],
         "losses": NotRequired[dict[str, list[float]]],
     },
-    "joint_sets": {
+    "joint": {
         **{**_ITEM, **_PAIR, "env": _Name, "method": _Name, "settings_sha256": _Name},
         **{"n_tokens": dict[str, _Tokens], "whole": dict[str, _LogProb]},
         **{"under": dict[str, dict[str, _LogProb]], "draws": dict[str, dict[str, list[_LogProb]]]},
     },
-    "fits": {
+    "joint_fits": {
         **{"heads": _Name, "settings_sha256": _Name, "before": float, "after": float, "steps": _Count},
         "constants": dict[Annotated[str, Field(pattern=r"^L\d{1,6}H\d{1,6}$")], list[float]],
     },
-    "placebos": {**_ITEM, "part": _Name, "values": dict[str, float]},
-    "transcripts": {**_ITEM, "condition": _Name, "heads": dict[str, list[float]]},
-    "causal_copying": {"sequence": _Count, "score": _Name, "heads": _Heads},
+    "placebo": {**_ITEM, "part": _Name, "values": dict[str, float]},
+    "agree": {**_ITEM, "condition": _Name, "heads": dict[str, list[float]]},
+    "heads_causal_copying": {"sequence": _Count, "score": _Name, "heads": _Heads},
     "circuit_items": {
         **{"item_id": _Name, "heads": NotRequired[_Heads]},
         **{name: NotRequired[float] for name in ("logprob_from", "logprob_to", "delta")},
@@ -108,7 +108,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         **{name: _Name for name in ("item", "kind", "candidate")},
         **{"effects": dict[str, float], "diverging": NotRequired[dict[str, float]]},
     },
-    "steps": {
+    "rollout": {
         **{name: _Name for name in ("model", "env", "arm", "harness", "change", "task_id", "template")},
         **{"n_gold": _Count, "sample": _Count, "index": _Count, "given": bool, "raw": str, "kind": _Name},
         **{name: str | None for name in ("action", "canonical", "error_type", "observation", "stop", "end")},
@@ -120,7 +120,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
             "n_new_tokens": _Int | None,
         },
     },
-    "decisions": {
+    "predict": {
         **{name: _Name for name in ("model", "env", "arm", "task_id", "template")},
         **{
             name: float for name in ("logp_pre", "logp_fail", "G", "backfire_nats", "copy", "sem", "p_repeat")

@@ -26,14 +26,14 @@ import numpy as np
 import pandas as pd
 
 from experiments.run.durable import append_bytes, parse_rows, replace, take_lock, to_json, writing
-from experiments.run.frames import EXACT_FLOATS, numeric, read_frame
+from experiments.run.frames import EXACT_FLOATS, in_schema, numeric, read_frame
 from experiments.run.run_json import SCHEMA_VERSION, config_hash, read_run, recorded
-from experiments.run.schema import ABLATION, EFFECTS, HEADS, MEASURES, ROWS, SCORES, SUMMARY, TABLES
+from experiments.run.schema import RENAMED_ROWS, ROWS, TABLES
 from mech.errors import InputError
 
 __all__ = [
-    "RunFolder", "config_hash", "read_run", "recorded", "read_frame", "numeric", "utc_now",
-    "EXACT_FLOATS", "SCHEMA_VERSION", "ROWS", "TABLES", "SCORES", "MEASURES", "SUMMARY", "HEADS", "EFFECTS", "ABLATION",
+    "RunFolder", "config_hash", "read_run", "recorded", "in_schema", "read_frame", "numeric", "utc_now",
+    "EXACT_FLOATS", "SCHEMA_VERSION", "ROWS", "TABLES",
 ]  # fmt: skip
 
 _BEFORE_RUN_JSON = {".lock", ".run.json.tmp"}  # all there is if the first process died at once
@@ -174,13 +174,13 @@ class RunFolder:
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
         """Write NAME.csv, whole or not at all; equal frames give equal bytes, and floats read back exactly.
 
+        The frame is brought `in_schema`.
+
         Raises:
-            InputError: the first columns are not the schema's, a number is infinite, or the disk refuses; the
-                table that was there before is kept.
+            InputError: a column of the schema is missing, a number is infinite, or the disk refuses; the table that
+                was there before is kept.
         """
-        required = TABLES.get(name, ())
-        if tuple(frame.columns[: len(required)]) != required:
-            raise InputError(f"Table '{name}' must begin with the columns {', '.join(required)}.")
+        frame = in_schema(name, frame)
         numbers = frame.select_dtypes("number").to_numpy(dtype=float, na_value=np.nan)
         if np.isinf(numbers).any():
             raise InputError(f"Table '{name}' holds an infinite number and was not written.")
@@ -211,7 +211,7 @@ class RunFolder:
         record = read_run(self.path)
         record["studies"][self.study].update(end=self._clock(), done=True, extra=dict(extra or {}))
         if self.settings:
-            replace(self.path / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', self.study)}.toml", self.settings)
+            replace(settings_file(self.path, self.study), self.settings)
         self._write_record(record)
 
     def _known(self, name: str) -> set[str]:
@@ -234,11 +234,19 @@ class RunFolder:
         return self.path / f"{name}.{suffix}"
 
 
+def settings_file(folder: Path, study: str) -> Path:
+    """STUDY.toml of a study, by its name in run.json."""
+    return folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', study)}.toml"
+
+
 def _refuse_foreign(folder: Path) -> None:
-    """Raise if there are files but no run.json: rows are never written among other people's files."""
+    """Raise if there are files but no run.json (rows are never written among other files), or rows of an old name."""
     names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
     if names - _BEFORE_RUN_JSON and "run.json" not in names:
         raise InputError(f"{folder} is not a run folder (files, but no run.json): choose another --out.")
+    for old, new in RENAMED_ROWS.items():
+        if f"{old}.jsonl" in names:
+            raise InputError(f"{folder / old}.jsonl has another name now: rename it to {new}.jsonl.")
 
 
 def _refuse_other_config(folder: Path, study: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

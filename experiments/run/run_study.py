@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import pandas as pd
 
+from experiments.run.frames import in_schema
 from experiments.run.left_out import write_left_out
 from experiments.run.progress import progress
 from experiments.run.run_folder import RunFolder
@@ -122,7 +123,7 @@ def run_study(study: ItemStudy[C, X, U], config: C) -> Report:
     with open_run(study, config, session.model, context.about, context.derived, context.entry) as folder:
         context = study.prepare(context, folder)
         measure_units(study, context, folder, config.quiet)
-        tables = study.tables(context, folder)
+        tables = {name: in_schema(name, table) for name, table in study.tables(context, folder).items()}
         for name, table in tables.items():
             folder.write_table(name, table)
         notes = [*write_left_out(folder, session), *study.notes(context, folder.rows(study.rows))]

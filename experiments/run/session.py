@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,13 @@ import pandas as pd
 import torch
 from pydantic import ConfigDict, TypeAdapter
 
-from experiments.run.item_pools import by_template, read_pool
-from experiments.run.places import checkpoint_cache
+from experiments.run.item_pools import by_template, checkpoint_cache, read_pool
 from experiments.run.provenance import provenance
 from experiments.run.run_folder import RunFolder
 from experiments.run.seeds import derive, stream
 from experiments.run.study import (
+    FolderOptions,
     ModelOptions,
-    OutOptions,
     PoolOptions,
     RunOptions,
     SessionOptions,
@@ -66,25 +65,34 @@ class Session:
         Raises:
             InputError: a row is of an item that is not among this session's, whose cluster is therefore not known.
         """
-        if self.cluster == "task" or rows.empty:
-            return rows
-        labels = {item.item_id: cluster_label(item, self.cluster) for item in self.items}
-        unknown = sorted(set(rows["item_id"]) - set(labels))
-        if unknown:
-            raise InputError(
-                f"The folder holds rows of {len(unknown)} items that are not among those named now ({unknown[0]}): "
-                f"their {self.cluster} is not known. Name the same items, or leave out --cluster."
-            )
-        return rows.assign(task_id=rows["item_id"].map(labels))
+        return by_cluster(rows, self.items, self.cluster)
 
     def streams(self, prefix: str) -> RngFactory:
-        """As `rng_for`, every name behind this prefix: tables of one kind do not share draws by accident."""
+        """As `rng_for`, every name after this prefix: tables of one kind do not share draws by accident."""
         return lambda name: self.rng_for(f"{prefix}/{name}")
 
     @property
     def model(self) -> Model:
         """The model inside the engine."""
         return self.engine.model
+
+
+def by_cluster(rows: pd.DataFrame, items: Iterable[Item], level: str) -> pd.DataFrame:
+    """Rows with the label of each item's cluster at a level in `task_id`.
+
+    Raises:
+        InputError: a row is of an item that is not among these.
+    """
+    if level == "task" or rows.empty:
+        return rows
+    labels = {item.item_id: cluster_label(item, level) for item in items}
+    unknown = sorted(set(rows["item_id"]) - set(labels))
+    if unknown:
+        raise InputError(
+            f"The folder holds rows of {len(unknown)} items that are not among those named now ({unknown[0]}): "
+            f"their {level} is not known. Name the same items, or leave out --cluster."
+        )
+    return rows.assign(task_id=rows["item_id"].map(labels))
 
 
 def cluster_label(item: Item, level: str) -> str:
@@ -135,10 +143,9 @@ def open_model(args: ModelOptions, wording: Wording | None = None) -> Model:
     Raises:
         InputError: as `load_model`, or its template does not know the role that the wording gives to observations.
     """
-    model = load_model(
-        args.model, dtype=args.dtype, device=args.device, cache_dir=checkpoint_cache(), pre=args.pre
+    model = dataclasses.replace(
+        load_model(args.model, **_loading(args)), special_in_content=args.allow_special_in_content
     )
-    model = dataclasses.replace(model, special_in_content=args.allow_special_in_content)
     if wording is not None:
         require_role(model, wording.observation_role)
     return model
@@ -146,16 +153,12 @@ def open_model(args: ModelOptions, wording: Wording | None = None) -> Model:
 
 def open_redrawn(args: ModelOptions, seed: int, name: str) -> Model:
     """The placebo of that model: weights drawn anew under the base seed and this name, checked as any."""
-    generator = torch.Generator().manual_seed(derive(seed, name))
-    model = load_redrawn(
-        args.model,
-        generator,
-        dtype=args.dtype,
-        device=args.device,
-        cache_dir=checkpoint_cache(),
-        pre=args.pre,
-    )
+    model = load_redrawn(args.model, torch.Generator().manual_seed(derive(seed, name)), **_loading(args))
     return dataclasses.replace(model, special_in_content=args.allow_special_in_content)
+
+
+def _loading(args: ModelOptions) -> dict[str, Any]:
+    return {"dtype": args.dtype, "device": args.device, "cache_dir": checkpoint_cache(), "pre": args.pre}
 
 
 def open_engine(model: Model, args: RunOptions) -> Engine:
@@ -188,7 +191,7 @@ def read_wording(args: WordingFileOptions) -> Wording:
     return load_wording() if path is None else load_wording(path)
 
 
-def require_out(args: OutOptions) -> Path:
+def require_out(args: FolderOptions) -> Path:
     """The run folder that --out names; raises InputError where there is none."""
     if args.out is None:
         raise InputError("Say where to write with --out FOLDER.")
@@ -197,7 +200,7 @@ def require_out(args: OutOptions) -> Path:
 
 def open_run(
     study: Study[Any],
-    args: OutOptions,
+    args: FolderOptions,
     model: Model,
     more: Mapping[str, Any],
     derived: Mapping[str, Any] | None = None,
@@ -218,13 +221,7 @@ def open_run(
         InputError: no --out, or the folder cannot be used.
     """
     identity = {
-        "name": model.identity.name,
-        "source": model.identity.source,
-        "sha256": model.identity.sha256,
-        "tensors_sha256": model.identity.tensors_sha256,
-        "pre": model.identity.pre,
-        "n_parameters": model.identity.n_parameters,
-        "architecture": model.identity.architecture,
+        **dataclasses.asdict(model.identity),
         "dtype": str(model.dtype),
         "device": str(model.device),
         "attention": "eager",
@@ -236,7 +233,7 @@ def open_run(
 
 def open_folder(
     study: Study[Any],
-    args: OutOptions,
+    args: FolderOptions,
     identity: Mapping[str, Any] | None = None,
     more: Mapping[str, Any] | None = None,
     derived: Mapping[str, Any] | None = None,

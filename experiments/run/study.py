@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from experiments.commands import COMMANDS
 from mech.errors import InputError
 
 
@@ -34,7 +35,7 @@ class Flag:
         presentation: the field decides no number and is no part of the run's identity.
         positional: words without a name in front, parsed as a tuple.
         repeatable: the flag may be given several times; the values are a tuple in the order given, without those that
-            say the default, which stands where nothing else was said.
+            say the default, which holds where nothing else was said.
     """
 
     help: str
@@ -49,7 +50,8 @@ class Flag:
 class Option:
     """One flag as it is read and shown: that of a config's field.
 
-    A `switch` takes no word: the flag is there or not. For the rest see `Flag`.
+    A `switch` takes no word: the flag is there or not. `word` is what the help shows in the value's place: INT, FLOAT,
+    PATH, … For the rest see `Flag`.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Option:
     positional: bool = False
     switch: bool = False
     repeatable: bool = False
+    word: str = "STR"
 
     @property
     def key(self) -> str:
@@ -69,7 +72,7 @@ class Option:
 
     @property
     def field(self) -> str:
-        """The config's field: the key, with a line behind it where that is a word of Python (`from_`)."""
+        """The config's field: the key, and an underscore where that is a word of Python (`from_`)."""
         return f"{self.key}_" if keyword.iskeyword(self.key) else self.key
 
     def read(self, text: str) -> Any:
@@ -97,10 +100,15 @@ def _options(config: Any) -> tuple[Option, ...]:
     return tuple(_option(field, hints[field.name]) for field in dataclasses.fields(config))
 
 
+_WORDS: Mapping[Any, str] = {int: "INT", float: "FLOAT", Path: "PATH", tuple[int, ...]: "INT,..."}
+
+
 def _option(field: dataclasses.Field[Any], hint: Any) -> Option:
     kind, flag = get_args(hint)
+    members = [kind]
     if get_origin(kind) in (Union, types.UnionType):
-        kind = next(one for one in get_args(kind) if one is not type(None))
+        members = [one for one in get_args(kind) if one is not type(None)]
+        kind = members[0]
     choices = get_args(kind) if get_origin(kind) is Literal else flag.choices
     return Option(
         field.name.rstrip("_").replace("_", "-"),
@@ -112,6 +120,7 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> Option:
         flag.positional,
         kind is bool,
         flag.repeatable,
+        "CHOICE" if choices is not None else _WORDS.get(kind, "STR") if len(members) == 1 else "STR",
     )
 
 
@@ -124,20 +133,25 @@ class Report:
 
 
 C = TypeVar("C")
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True)
 class Study(Generic[C]):
-    """One subcommand: what it does in a line, an example, its config class, and the function that does it.
+    """One subcommand: an example, its config class, and the function that does it.
 
     A study that maps over items is an `experiments.run.run_study.ItemStudy`.
     """
 
     name: str
-    summary: str
     example: str
     config: type[C]
     run: Callable[[C], Report]
+
+    @property
+    def summary(self) -> str:
+        """What it does, as `experiments.commands` says; empty for a study that is no command of `backfire`."""
+        return COMMANDS[self.name].summary if self.name in COMMANDS else ""
 
     @property
     def options(self) -> tuple[Option, ...]:
@@ -218,12 +232,20 @@ def number(text: str) -> float:
 _PLAIN: Mapping[Any, Callable[[str], Any]] = {int: whole_number, float: number}
 
 
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    value = whole_number(text)
-    if value < 1:
-        raise ValueError(f"{text} is less than 1")
-    return value
+def _bounded(read: Callable[[str], N], allowed: Callable[[N], bool], fault: str) -> Callable[[str], N]:
+    def parse(text: str) -> N:
+        value = read(text)
+        if not allowed(value):
+            raise ValueError(f"{text} is {fault}")
+        return value
+
+    return parse
+
+
+positive = _bounded(whole_number, lambda value: value >= 1, "less than 1")
+not_negative = _bounded(whole_number, lambda value: value >= 0, "less than 0")
+positive_number = _bounded(number, lambda value: value > 0, "not above 0")
+not_negative_number = _bounded(number, lambda value: value >= 0, "not 0 or above")
 
 
 def n_bytes(text: str) -> int:
@@ -232,30 +254,6 @@ def n_bytes(text: str) -> int:
     if found is None or not float(found[1]):
         raise ValueError(f"{text} is no size: write it like 4GiB or 900MiB")
     return int(float(found[1]) * (2**30 if found[2] == "GiB" else 2**20))
-
-
-def not_negative(text: str) -> int:
-    """A whole number of at least 0."""
-    value = whole_number(text)
-    if value < 0:
-        raise ValueError(f"{text} is less than 0")
-    return value
-
-
-def positive_number(text: str) -> float:
-    """A finite number above 0."""
-    value = number(text)
-    if value <= 0:
-        raise ValueError(f"{text} is not above 0")
-    return value
-
-
-def not_negative_number(text: str) -> float:
-    """A finite number of at least 0."""
-    value = number(text)
-    if value < 0:
-        raise ValueError(f"{text} is not 0 or above")
-    return value
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
@@ -383,8 +381,8 @@ class WordingFileOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WordingOptions(WordingFileOptions):
-    """How transcripts are worded, and what intervals resample."""
+class ClusterOptions:
+    """What intervals resample."""
 
     cluster: Annotated[
         Literal["task", "template", "system"],
@@ -396,15 +394,26 @@ class WordingOptions(WordingFileOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WordingOptions(ClusterOptions, WordingFileOptions):
+    """How transcripts are worded, and what intervals resample."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ItemOptions(WordingOptions, PoolOptions):
     """Which items, how their transcripts are worded, and what intervals resample."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutOptions:
-    """Where to write, and whether to show progress."""
+class FolderOptions:
+    """Where to write."""
 
     out: Annotated[Path | None, Flag("run folder; resumed when it exists", presentation=True)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOptions(FolderOptions):
+    """Where to write, and whether to show progress."""
+
     quiet: Annotated[bool, Flag("no progress bars", presentation=True)] = False
 
 

@@ -1,1 +1,1 @@
-"""Load-time checks: what a wrong stack would silently fabricate is measured before any result is."""
+"""Load-time checks: errors of a model or library that would silently give wrong results."""

@@ -5,19 +5,19 @@
                                                      and greedy decoding with it chooses as without
     Σ_k pattern[q, k] = 1, pattern[q, k > q] = 0
     Σ_h z_h W_O[h] + b_O = attention output
-    a change at a hook of layer l moves the logits   for every hook written to and every l
+    a change at a hook of layer l moves the logits   for every hook that is edited and every l
     a packed row over a prefix cache = full forwards
 
-What a block must be passed is read off the model (`mech.engine.blocks`); the last check shows that nothing was missed.
-Two actions share a row, one of them under an edit of z, so that masks, positions, prefix cache and edit location all
-have to be right. The probe has a dozen tokens, a sliding window may have thousands: the window is narrowed until the
-probe reaches past it, and cache, greedy decoding and packed row are checked again.
+`mech.engine.blocks` reads the arguments of a block off the model; the last check shows that none is missing. Two
+actions share a row, one of them under an edit of z, so masks, positions, prefix cache and edit location all have to be
+right. The probe has a dozen tokens, a sliding window may have thousands: the window is narrowed until the probe is
+longer, and cache, greedy decoding and packed row are checked again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from mech.engine import packed, reference
+from mech.engine.capture import capture_hooks, everything_names
 from mech.engine.layout import sliding_window
 from mech.engine.prefix_cache import PrefixCache
 from mech.engine.queries import Query
@@ -45,13 +46,13 @@ SUM_LIMITS = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-2, tor
 N_GREEDY = 8
 N_SUFFIX = 4
 CAUSAL_SITES = {1: ("z", "resid_pre", "mlp_out", "pattern"), 2: ("scores",)}
-"""The sites this project writes to or cuts at, by the number of tokens that show it: over a single key the
-softmax does not see a change of scores, and a second token costs as much as the first."""
+"""The sites this project edits, by the number of tokens that show a change: over a single key the softmax does not
+depend on the score."""
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One check: a failed one refuses the model, a flagged one passes with something the user should know."""
+    """One check: a failed one refuses the model, a flagged one passes with a sentence for the user."""
 
     name: str
     passed: bool
@@ -70,41 +71,38 @@ class Trace:
     seen: dict[str, list[Tensor]] = field(default_factory=dict)
 
 
+@torch.no_grad()
 def logits_of(model: Model, ids: Tensor) -> Tensor:
     """Logits [batch, pos, d_vocab] of ids [batch, pos] through the bridge."""
-    with torch.no_grad():
-        logits: Tensor = model.bridge(ids, return_type="logits")
-    return logits
+    return model.bridge(ids, return_type="logits")
 
 
+@torch.no_grad()
 def stock_logits(hf_model: Any, ids: Tensor) -> Tensor:
     """Logits [pos, d_vocab] of ids [1, pos] through the transformers model, not yet wrapped."""
-    with torch.no_grad():
-        logits: Tensor = hf_model(ids).logits[0]
-    return logits
+    return hf_model(ids).logits[0]
 
 
 def trace(model: Model, ids: Tensor) -> Trace:
     """One forward of ids [1, pos] that keeps z, k, v, the pattern and the attention output of every layer."""
-    names = ("hook_z", "hook_k", "hook_v", "hook_pattern", "hook_out")
-    seen: dict[str, list[Tensor]] = {name: [] for name in names}
+    kinds = ("hook_z", "hook_k", "hook_v", "hook_pattern", "hook_out")
+    found: dict[str, Tensor] = {}
+    names = {kind: everything_names(model, f"attn.{kind}") for kind in kinds}
 
-    def keep(name: str) -> Callable[[Tensor, Any], None]:
-        return lambda value, point: seen[name].append(value.detach().clone())
+    def keep(name: str, value: Tensor) -> None:
+        found[name] = value.clone()
 
-    hooks = [(f"blocks.{layer}.attn.{name}", keep(name)) for layer in range(model.n_layers) for name in seen]
-    with hooked(model, hooks, fires=1):
+    with hooked(model, capture_hooks(model, sum(names.values(), []), keep), fires=1):
         logits = logits_of(model, ids)
-    return Trace(ids, logits[0], seen)
+    return Trace(ids, logits[0], {kind: [found[name] for name in names[kind]] for kind in kinds})
 
 
 def _compare(name: str, value: float, limit: float, claim: str, remedy: str) -> CheckResult:
     """A result that passes when value <= limit; a NaN fails."""
-    passed = value <= limit
     sentence = f"{claim} (largest difference {value:.2g}, limit {limit:.2g})"
-    return CheckResult(
-        name, passed, value, limit, sentence if passed else f"not true that {sentence}: {remedy}"
-    )
+    if not value <= limit:
+        return CheckResult(name, False, value, limit, f"not true that {sentence}: {remedy}")
+    return CheckResult(name, True, value, limit, sentence)
 
 
 def check_finite(run: Trace) -> CheckResult:
@@ -140,8 +138,7 @@ def check_head_sum(model: Model, run: Trace) -> CheckResult:
     for layer in range(model.n_layers):
         attention = model.bridge.blocks[layer].attn
         z = run.seen["hook_z"][layer].reshape(-1, model.n_heads, model.d_head)
-        weight = attention.W_O.detach().reshape(model.n_heads, model.d_head, model.d_model)
-        summed = torch.einsum("phd,hdm->pm", z, weight)
+        summed = torch.einsum("phd,hdm->pm", z, model.w_o(layer))
         if attention.b_O is not None:
             summed = summed + attention.b_O.detach()
         out = run.seen["hook_out"][layer][0]
@@ -168,35 +165,30 @@ def check_kv_heads(model: Model, run: Trace) -> CheckResult:
 
 
 def check_cache(model: Model, run: Trace) -> list[CheckResult]:
-    """Whether the cache is as long as what it read, and a suffix and greedy decoding on it are right."""
+    """The cache has the length of its prefix, and a suffix and greedy decoding on it are right."""
     n_prefix = run.ids.shape[1] - N_SUFFIX
     with torch.no_grad():
         first = model.bridge.original_model(run.ids[:, :n_prefix], use_cache=True)
         cache = first.past_key_values
         length = min(int(cache.get_seq_length(layer)) for layer in range(model.n_layers))
         second = model.bridge.original_model(run.ids[:, n_prefix:], past_key_values=cache, use_cache=True)
-    sentence = f"the cache holds {length} positions after {n_prefix} tokens"
     right = length == n_prefix
+    sentence = f"the cache holds {length} positions after {n_prefix} tokens"
+    if not right:
+        sentence = f"{sentence}: {CACHE_REMEDY}"
     gap = float((second.logits[0] - run.logits[n_prefix:]).abs().max())
     claim = "a suffix scored on the cache equals the full forward"
     return [
-        CheckResult(
-            "cache_length",
-            right,
-            float(length),
-            float(n_prefix),
-            sentence if right else f"{sentence}: {CACHE_REMEDY}",
-        ),
+        CheckResult("cache_length", right, float(length), float(n_prefix), sentence),
         _compare("suffix_on_cache", gap, LIMITS[model.dtype], claim, CACHE_REMEDY),
         _check_greedy(model, run, second),
     ]
 
 
 def _check_greedy(model: Model, run: Trace, out: Any) -> CheckResult:
-    """Greedy decoding from `out`, the cached forward of run.ids, against one uncached forward over its text.
+    """Greedy decoding from `out`, the cached forward of run.ids, against one uncached forward over its tokens.
 
-    The value is the largest margin by which the full forward prefers another token than the cached loop
-    chose, so that a near-tie is no failure.
+    The value is the largest margin by which the full forward prefers another token, so a near-tie does not fail.
     """
     chosen = [out.logits[:, -1:].argmax(-1)]
     with torch.no_grad():
@@ -211,7 +203,7 @@ def _check_greedy(model: Model, run: Trace, out: Any) -> CheckResult:
 
 
 def check_causal_hooks(model: Model, run: Trace) -> list[CheckResult]:
-    """Every site in CAUSAL_SITES fires once a layer, and a change there, in any layer, moves the logits."""
+    """Every site in CAUSAL_SITES fires once a layer, and a change there moves the logits, in every layer."""
     results = []
     for n_tokens, sites in CAUSAL_SITES.items():
         names = [hook_name(site, layer) for site in sites for layer in range(model.n_layers)]
@@ -221,8 +213,8 @@ def check_causal_hooks(model: Model, run: Trace) -> list[CheckResult]:
             sentence = f"fires once a layer, and a change there moves the logits (by {weakest:.2g} or more)"
             if not weakest > floor:
                 sentence = (
-                    f"a change at {name} of layer {int(by_layer.argmin())} moves no logit, so that results from "
-                    "there would read as 'no effect'; use another version of TransformerLens"
+                    f"a change at {name} of layer {int(by_layer.argmin())} moves no logit, so patching there would "
+                    "show no effect; use another version of TransformerLens"
                 )
             results.append(CheckResult(f"causal_{name}", weakest > floor, weakest, floor, sentence))
     return results
@@ -269,13 +261,13 @@ def check_window(model: Model, run: Trace) -> list[CheckResult]:
     ]
     sentence = f"a window of {narrow} instead of {window} moves the logits"
     if not moved > 0:
-        sentence = f"not true that {sentence}: what lies beyond the window of this model cannot be checked"
+        sentence = f"not true that {sentence}: positions beyond the window of this model cannot be checked"
     return [CheckResult("window", moved > 0, moved, None, sentence), *results]
 
 
 @contextmanager
 def _sliding_window(config: Any, size: int) -> Iterator[None]:
-    """Another window in the body: the stock forward and `mech.engine.blocks` make their masks by it, call by call."""
+    """Another window in the body; the stock forward and `mech.engine.blocks` read it at each call."""
     before = config.sliding_window
     config.sliding_window = size
     try:

@@ -1,7 +1,7 @@
-"""Load-time self-checks: what a wrong stack would silently fabricate is measured before any result is.
+"""Load-time self-checks: which of them run, the checks of tokenizer and template, and the refusal.
 
-A result is a name, a value, a limit and a sentence. A failed check refuses the model (`require`); a flagged
-one passes and says what the user should know, such as a chat template that needed a fallback.
+A failed check refuses the model (`require`); a flagged one passes with a sentence for the user, such as a chat template
+that needed a fallback.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from mech.checks.checks import (
     trace,
 )
 from mech.errors import InputError
-from mech.models.chat import Message, encode, render, shared_prefix, template_text
+from mech.models.chat import Message, encode, render, shared_prefix
 from mech.models.model import Model
 from mech.models.pre_tokenizers import RULES, UNSTATED
+from mech.models.templates import template_text
 from mech.models.tokenizers import Statement, cuts_of, ids_of
 
 TRANSFORMERS_RANGE = ((5, 9), (5, 24))
@@ -72,14 +73,14 @@ def run_checks(
     gguf_metadata: Mapping[str, Any] | None = None,
     statement: Statement | None = None,
 ) -> list[CheckResult]:
-    """Every check in order; those that run the model are left out once it cannot be run.
+    """Every check in order; those that run the model are skipped once one shows that it cannot be run.
 
     Args:
         model: the loaded model.
-        stock: logits [pos, d_vocab] of `probe_ids` from the transformers model before it was wrapped; without
-            them the comparison with the stock forward is left out.
-        gguf_metadata: header of the GGUF file the model came from, if it did.
-        statement: what the checkpoint says of its tokenizer; without it the tokenizer is not compared.
+        stock: logits [pos, d_vocab] of `probe_ids` from the transformers model before it was wrapped; None skips the
+            comparison with the stock forward.
+        gguf_metadata: header of the GGUF file that the model came from, if any.
+        statement: what the checkpoint says of its tokenizer; None skips the comparison.
     """
     results = [check_versions(), check_eval_mode(model), check_transcript(model), check_prefix(model)]
     if statement is not None:
@@ -104,7 +105,7 @@ def run_checks(
 
 
 def require(results: Sequence[CheckResult], name: str = "") -> None:
-    """Raise InputError that names every failed check of the model `name`, and says what the first found."""
+    """Raise InputError that names every failed check of the model `name`, with the sentence of the first."""
     failed = [result for result in results if not result.passed]
     if failed:
         noun = "check" if len(failed) == 1 else "checks"
@@ -121,12 +122,12 @@ def check_versions() -> CheckResult:
     lowest, first_bad = TRANSFORMERS_RANGE
     numbers = tuple(int(part) for part in found.split(".")[:2])
     passed = lowest <= numbers < first_bad
-    wanted = f"transformers>={lowest[0]}.{lowest[1]},<{first_bad[0]}.{first_bad[1]}"
-    lens, torch_version = version("transformer-lens"), version("torch")
-    sentence = f"transformers {found}, transformer-lens {lens}, torch {torch_version}"
-    return CheckResult(
-        "versions", passed, None, None, sentence if passed else f"{sentence}: install {wanted}"
+    sentence = (
+        f"transformers {found}, transformer-lens {version('transformer-lens')}, torch {version('torch')}"
     )
+    if not passed:
+        sentence += f": install transformers>={lowest[0]}.{lowest[1]},<{first_bad[0]}.{first_bad[1]}"
+    return CheckResult("versions", passed, None, None, sentence)
 
 
 def check_eval_mode(model: Model) -> CheckResult:
@@ -139,13 +140,15 @@ def check_eval_mode(model: Model) -> CheckResult:
 
 
 def check_lengths(model: Model) -> CheckResult:
-    """Up to which length scores are exact; flagged where something else than learned positions limits it."""
+    """The length up to which scores are exact; flagged where anything but learned positions limits it."""
     try:
         limits = model.limits
     except _REASONS as error:
         return _broken("lengths", error)
     if not limits:
-        return CheckResult("lengths", True, None, None, "sequences of every length treat a position alike")
+        return CheckResult(
+            "lengths", True, None, None, "a position is computed alike in sequences of every length"
+        )
     shortest = limits[0]
     sentence = f"{model.identity.name} {shortest.reason}: longer sequences are refused"
     n = float(shortest.n_tokens)
@@ -161,12 +164,11 @@ def check_transcript(model: Model) -> CheckResult:
     notes = list(rendering.notes)
     template = template_text(model.tokenizer) or ""
     if "strftime_now" in template and "date_string" not in model.chat_template_kwargs:
-        notes.append("the template writes today's date, by which scores drift from day to day")
-    bos = model.tokenizer.bos_token_id
-    count = rendering.ids.count(bos) if bos is not None else 0
-    written = (
-        "no beginning-of-sequence token" if bos is None else f"'{model.tokenizer.bos_token}' {count} times"
-    )
+        notes.append("the template writes today's date, so scores change from day to day")
+    bos, written = model.tokenizer.bos_token_id, "no beginning-of-sequence token"
+    count = 0 if bos is None else rendering.ids.count(bos)
+    if bos is not None:
+        written = f"'{model.tokenizer.bos_token}' {count} times"
     sentence = "; ".join(notes) or f"the sample transcript renders, with {written}"
     return CheckResult("chat_template", True, float(count), None, sentence, flagged=bool(notes))
 
@@ -179,17 +181,15 @@ def check_prefix(model: Model) -> CheckResult:
     except InputError as error:
         return _broken("prefix_preserved", error)
     shared = shared_prefix(context, longer)
-    held = shared == len(context)
+    n = len(context)
     sentence = "the ids of a context begin the ids of context and record"
-    if not held:
-        sentence = f"a longer transcript keeps {shared} of its {len(context)} ids: scores go by ids"
-    return CheckResult(
-        "prefix_preserved", True, float(shared), float(len(context)), sentence, flagged=not held
-    )
+    if shared < n:
+        sentence = f"a longer transcript keeps {shared} of its {n} ids: scores go by ids"
+    return CheckResult("prefix_preserved", True, float(shared), float(n), sentence, flagged=shared < n)
 
 
 def check_pre_tokenizer(model: Model, statement: Statement) -> CheckResult:
-    """The tokenizer, and the bridge's copy, give the checkpoint's own ids; a GGUF file's cuts as its name says."""
+    """The tokenizer and the bridge's copy give the checkpoint's own ids; of a GGUF file, by the rules it names."""
     if statement.ids is None:
         sentence = (
             f"there is no tokenizer.json: the rules are those of transformers' {statement.class_name}, with nothing "
@@ -202,7 +202,7 @@ def check_pre_tokenizer(model: Model, statement: Statement) -> CheckResult:
     notes = []
     if statement.replaced:
         notes.append(
-            f"transformers' {statement.class_name} read {statement.replaced} of {len(texts)} probe texts otherwise "
+            f"transformers' {statement.class_name} gives {statement.replaced} of {len(texts)} probe texts other ids "
             "than the checkpoint's tokenizer.json, whose rules are used instead"
         )
     said = f"the {len(texts)} probe texts have the ids of the checkpoint's tokenizer.json"
@@ -216,7 +216,7 @@ def check_pre_tokenizer(model: Model, statement: Statement) -> CheckResult:
             )
             return CheckResult("pre_tokenizer", False, float(len(wrong)), 0.0, sentence)
         if statement.by_hand:
-            notes.append(f"'{statement.pre}' was said by hand")
+            notes.append(f"'{statement.pre}' was given by hand")
         if rules.normalizer == UNSTATED:
             notes.append(
                 "whether it composes characters first is not stated: text that is not composed is refused"
@@ -231,7 +231,7 @@ def check_pre_tokenizer(model: Model, statement: Statement) -> CheckResult:
 
 
 def check_special_tokens(model: Model, gguf_metadata: Mapping[str, Any]) -> CheckResult:
-    """The converted tokenizer has the BOS and EOS the GGUF header states (what it omits is not asked)."""
+    """The converted tokenizer has the BOS and EOS that the GGUF header states."""
     tokenizer = model.tokenizer
     wrong: list[str] = []
     flags: list[str] = []
@@ -247,20 +247,19 @@ def check_special_tokens(model: Model, gguf_metadata: Mapping[str, Any]) -> Chec
     sentence = "; ".join([*wrong, *flags]) or "BOS and EOS are those of the GGUF header"
     if wrong:
         sentence += ": convert the checkpoint by hand and load the folder"
-    return CheckResult(
-        "gguf_special_tokens", not wrong, float(len(wrong)), 0.0, sentence, flagged=bool(flags)
-    )
+    failed = float(len(wrong))
+    return CheckResult("gguf_special_tokens", not wrong, failed, 0.0, sentence, flagged=bool(flags))
 
 
 def _broken(name: str, error: Exception) -> CheckResult:
-    """A check that could not be carried out is a failed check."""
+    """A check that raised is a failed check."""
     return CheckResult(name, False, None, None, str(error).strip().rstrip("."))
 
 
 def _guarded(
     check: Callable[[Model, Trace], CheckResult | list[CheckResult]], model: Model, run: Trace
 ) -> list[CheckResult]:
-    """The results of a check; an error of the model or a hook in it is its failure, by name."""
+    """The results of a check; an error of the model or of a hook fails it, by name."""
     try:
         outcome = check(model, run)
     except _REASONS as error:

@@ -1,14 +1,14 @@
-"""What must not be written, as conditions on the next token; where one holds, that token is refused and another chosen.
+"""Decoding bans: conditions under which the next token is refused and another one chosen.
 
-    token     the classical construction: only generated tokens count, and only the token that completes the banned
-              sequence is refused: the first ones stay free, as a corrected call shares a long beginning with the
-              failed one. Another tokenisation of the text passes: such leaks are found in the decoded text and told.
+    token     of generated tokens alone, the one that completes the banned sequence is refused; the first ones stay
+              allowed, since a corrected call shares a long beginning with the failed one. Another tokenisation of the
+              text passes: such leaks are found in the decoded text and reported.
     text      on the decoded text, whatever its tokens: "always" refuses a token with which the text breaks the ban,
-              "end" only one with which the turn would end so: an action that is a proper part of a good one stays
-              possible.
+              "end" only one with which the turn would end so, so that an action which is part of a longer one is
+              allowed.
 
-transformers' bad-words processor is the first construction, but it counts the prompt's last tokens as a beginning,
-drops a ban of the end of text and an empty one silently, and knows no text (traps, 15).
+transformers' bad-words processor bans tokens too, but it matches the prompt's last tokens as a beginning, drops a ban
+of the end of text and an empty one silently, and does not know texts.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ When = Literal["always", "end"]
 
 
 class BanLeak(RuntimeError):
-    """A turn breaks a ban that was in force: a bug, and its numbers cannot be trusted."""
+    """A turn breaks a ban that was in force: a bug."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A token about to be chosen.
+    """A token that may be chosen next.
 
     Attributes:
         generated: the turn's tokens so far.
         token: the next one.
-        text: the turn's text with it; a token that ends the turn adds none.
-        ends: the turn would be over with it.
+        text: the turn's text with it (a token that ends the turn adds none).
+        ends: whether it ends the turn.
     """
 
     generated: Sequence[int]
@@ -46,22 +46,22 @@ class Proposal:
 
 @runtime_checkable
 class DecodingBan(Protocol):
-    """A condition under which a token is refused; `label` is what events name."""
+    """A condition under which a token is refused."""
 
     @property
     def label(self) -> str:
-        """How events and leaks call it."""
+        """Its name in events and leaks."""
 
     def forbids(self, proposal: Proposal) -> bool:
         """Whether this token must not be chosen now."""
 
     def broken(self, generated: Sequence[int], text: str) -> bool:
-        """Whether a finished turn breaks the ban, in the terms in which it is stated."""
+        """Whether a finished turn breaks the ban."""
 
 
 @dataclass(frozen=True)
 class TokenBan:
-    """A sequence of token ids that must not be generated; an end-of-text token may stand in it, last or alone."""
+    """A sequence of token ids that must not be generated; its last or only token may be an end-of-text token."""
 
     label: str
     ids: tuple[int, ...]
@@ -76,7 +76,7 @@ class TokenBan:
         return proposal.token == self.ids[-1] and _ends_with(proposal.generated, before)
 
     def broken(self, generated: Sequence[int], text: str) -> bool:
-        """The sequence stands somewhere in what was generated."""
+        """The sequence occurs in the generated tokens."""
         return any(_ends_with(generated[: end + 1], self.ids) for end in range(len(generated)))
 
 
@@ -85,7 +85,7 @@ class TextBan:
     """A condition on the decoded text.
 
     Attributes:
-        label: how events call it.
+        label: its name in events.
         breaks: whether a text breaks the ban.
         when: "always", while the turn is written; "end", only as the whole turn.
     """
@@ -104,11 +104,7 @@ class TextBan:
 
 
 def token_bans(model: Speaker, text: str) -> tuple[TokenBan, ...]:
-    """The paper's construction: the text tokenised bare and with a leading space, where these differ.
-
-    Raises:
-        InputError: the text is empty.
-    """
+    """The paper's bans: the text tokenised bare and with a leading space; InputError for an empty text."""
     _require_text(text)
     return tuple(
         TokenBan(text, ids) for ids in dict.fromkeys((text_ids(model, text), text_ids(model, f" {text}")))
@@ -116,13 +112,13 @@ def token_bans(model: Speaker, text: str) -> tuple[TokenBan, ...]:
 
 
 def contains(text: str) -> TextBan:
-    """No output may contain the text; raises InputError for an empty one, which every output contains."""
+    """No output may contain the text; InputError for an empty one."""
     _require_text(text)
     return TextBan(text, lambda written: text in written)
 
 
 def equals(text: str, clean: Callable[[str], str] = str.strip) -> TextBan:
-    """No output may be the text and nothing else, cleaned in the same way; raises InputError for an empty text."""
+    """No cleaned output may equal the cleaned text; InputError for an empty one."""
     _require_text(text)
     wanted = clean(text)
     return TextBan(text, lambda written: clean(written) == wanted, "end")

@@ -1,10 +1,9 @@
-"""What the model may be about to write, guessed from the sequence itself: prompt lookup.
+"""Prompt lookup decoding (A. Saxena, 2023): the next tokens guessed from an earlier occurrence of the last ones.
 
-    … a b c d e f …   … a b c     the last tokens, a b c, stood before: d e f is the guess
+    … a b c d e f …   … a b c     the last tokens, a b c, occurred before: d e f is the guess
 
-An agent's turn copies much of its transcript (that is what this project is about), so several tokens can be verified in
-one forward. A guess costs a little time where it is wrong and never changes a token: what is chosen is chosen from the
-model's own logits. Source: prompt lookup decoding (A. Saxena, 2023).
+An agent's turn copies much of its transcript, so several tokens can be verified in one forward. A wrong guess costs a
+little time and never changes a token: every token is chosen from the model's own logits.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 NGRAMS = (3, 2)
-"""Lengths of the ending that is looked up, the longest first."""
+"""Lengths of the ending to look up, the longest first."""
 
 
 def lookup(tokens: Sequence[int], count: int) -> list[int]:
-    """At most `count` tokens that followed the latest earlier place where the sequence's ending stands; or none."""
+    """At most `count` tokens that followed the latest earlier occurrence of the sequence's ending; or none."""
     listed = list(tokens)
     for n in NGRAMS:
         ending = listed[-n:]

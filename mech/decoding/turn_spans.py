@@ -1,9 +1,9 @@
-"""Where turns and their texts stand in a prompt, as absolute positions in the ids that are scored.
+"""Turns and their texts in a prompt, as absolute positions in the ids that are scored.
 
-A text is found by its place and not by its words, which may stand in the template or in another turn too
-(`Rendering.places`). A turn begins where the one before ends: behind its text, and behind as much of the template as
-stands there when the transcript ends with it. So no shorter transcript need be a prefix of a longer one: a template
-may treat the last turn as it likes (Qwen3 opens it with an empty `<think>`, Phi-4-mini closes it with an end of text).
+A text is found by its place (`Rendering.places`), since its words may occur elsewhere too. A turn begins where the one
+before ends: after its text and the part of the template that also follows when the transcript ends with it. So a
+shorter transcript need not be a prefix of a longer one: templates may treat the last turn differently (Qwen3 opens it
+with an empty `<think>`, Phi-4-mini closes it with an end of text).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from mech.models.chat import Message, Rendering, Speaker, render, shared_prefix,
 
 
 def turn_span(model: Speaker, messages: Sequence[Message], index: int) -> Span:
-    """The tokens that hold the text of `messages[index]`, without the turn's own opening and end.
+    """The tokens of the text of `messages[index]`, without the turn's opening and end.
 
-    A token that holds a part of the text and a part of what is beside it belongs to the span.
+    A token that is partly of the text belongs to the span.
 
     Args:
-        model: whose template and (fast) tokenizer write the prompt, which ends in the assistant's opening.
-        messages: what the prompt renders.
+        model: its template and (fast) tokenizer write the prompt, which ends in the assistant's opening.
+        messages: of the prompt.
         index: which message; its text is not empty.
 
     Raises:
@@ -39,10 +39,10 @@ def turn_span(model: Speaker, messages: Sequence[Message], index: int) -> Span:
 
 
 def text_range(model: Speaker, rendering: Rendering, index: int) -> range:
-    """The tokens that hold what the template made of message `index` of a rendering.
+    """The tokens of message `index` of a rendering, as the template writes it.
 
     Raises:
-        InputError: it is no span of its own: left out, written twice, or not to be told from the template's words.
+        InputError: it is not a span of its own: left out, written twice, or not separable from the template's text.
     """
     place = rendering.places[index]
     held = range(0) if place is None else tokens_at(model, rendering, place)
@@ -52,24 +52,22 @@ def text_range(model: Speaker, rendering: Rendering, index: int) -> range:
 
 
 def turn_end(model: Speaker, messages: Sequence[Message], rendering: Rendering, count: int) -> int:
-    """The position behind the turn of `messages[count - 1]` in a rendering of all messages.
+    """The position after the turn of `messages[count - 1]` in a rendering of all messages.
 
     Raises:
-        InputError: as `text_range`, and where the template does not write the first `count` messages alone.
+        InputError: as `text_range`, or the template does not render the first `count` messages alone.
     """
-    behind = text_range(model, rendering, count - 1).stop
+    end = text_range(model, rendering, count - 1).stop
     part = render(model, messages[:count], generation_prompt=False)
     alone = text_range(model, part, count - 1).stop
-    return behind + shared_prefix(part.ids[alone:], rendering.ids[behind:])
+    return end + shared_prefix(part.ids[alone:], rendering.ids[end:])
 
 
 def turn_range(model: Speaker, messages: Sequence[Message], rendering: Rendering, index: int) -> range:
     """The tokens of the turn of `messages[index]`, its opening and end included, in a rendering of all messages.
 
-    Another message's text that the template moved into the turn (Mistral's system text) is not part of it.
-
-    Raises:
-        InputError: as `turn_end`.
+    Another message's text that the template moved into the turn (Mistral's system text) is not part of it. InputError
+    as `turn_end`.
     """
     own = text_range(model, rendering, index)
     start = turn_end(model, messages, rendering, index) if index else 0

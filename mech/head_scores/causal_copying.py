@@ -1,21 +1,20 @@
-"""Causal token-copying score: what ablating one head takes from the tokens that a random sequence repeats.
+"""Causal token-copying score: how far ablating one head lowers the log-probability of repeated random tokens.
 
     [bos] r1 r2 … rL r1 r2 … rL        the sequences of `mech.head_scores.induction`
 
     causal_copying   z of the head ← its mean, at the positions of the second r1 … r(L−1): the drop of the
-                     log-probability of the second r2 … rL, which the first half foretells; nats per token, above 0
-                     where the head helps
+                     log-probability of the second r2 … rL, known from the first half; nats per token, above 0 where
+                     the head helps
     causal_first     z ← its mean at the positions of the first r1 … r(L−1): the drop for the first r2 … rL, which
-                     nothing foretells; the off-target side, in the same unit
+                     cannot be predicted; the off-target side, in the same unit
 
-A head is ablated where the copy is said, not where it is prepared: a previous-token head, which writes into the first
-half what an induction head looks for, has no part in `causal_copying`.
+A head is ablated at the positions that predict the copy: `causal_copying` does not measure a previous-token head, which
+acts in the first half.
 
-The mean is over every position of every sequence (`mech.patching.means`), so that what is removed is what z says of
-this token here. Exact: the rest of the model answers to the ablated head. After the ablations of Olsson et al. 2022
-("In-context Learning and Induction Heads"); causal scores of copy heads as in Feucht et al. 2025 ("The Dual-Route
-Model of Induction"). Both halves are queries, so the sweep is that of `mech.patching.patch`, with the mean as the
-donor.
+The mean is over every position of every sequence (`mech.patching.means`). The rest of the model is recomputed. After
+the ablations of Olsson et al. 2022 ("In-context Learning and Induction Heads"); causal scores of copy heads as in
+Feucht et al. 2025 ("The Dual-Route Model of Induction"). The sweep is that of `mech.patching.patch`, with the mean as
+the donor.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from mech.patching.patch import patch_heads, sweep_names
 
 Occurrence = Literal["second", "first"]
 CAUSAL_SCORES: dict[str, Occurrence] = {"causal_copying": "second", "causal_first": "first"}
-"""Column → the occurrence of the tokens whose log-probability it is about."""
+"""Column → the occurrence of the tokens that are scored."""
 
 
 def sequence_mean(engine: Engine, sequences: RepeatedTokens) -> Float[Tensor, "layer head d_head"]:
@@ -68,14 +67,8 @@ def ablation_drops(
 ) -> dict[Head, float]:
     """Head → drop of the action's log-probability (nats per token) with its z at the mean at the action positions.
 
-    Args:
-        engine: its model runs; `engine.slow` takes one hooked full forward a head.
-        query: a clean query.
-        mean: one value a head, such as `sequence_mean`.
-        heads: which; None means all.
-
     Raises:
-        InputError: the query carries an intervention, a head does not exist.
+        InputError: the query has an intervention, a head does not exist.
     """
     model = engine.model
     clean = engine.run(query, sweep_names(model))

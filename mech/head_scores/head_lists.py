@@ -5,7 +5,7 @@
     list     [{"layer": 18, "head": 6, "score": 0.93}, …]                             The Dual-Route Model of Induction
     map      {"18-6": 0.93, …}, or {"18-6": [0.9, 0.96], …} with a score a test       Retrieval Head
 
-Layers and heads count from zero everywhere. A list of scores under one head stands for its mean. Scores are finite
+Layers and heads count from zero everywhere. A list of scores under one head is read as its mean. Scores are finite
 numbers; their order in the file is kept.
 """
 
@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, with_config
@@ -53,7 +54,8 @@ def head_list_text(scored: Sequence[tuple[Head, float]], form: Form, by: str = "
     """
     heads = HeadSet(head for head, _ in scored)
     for head, score in scored:
-        _score(score, str(head))
+        if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
+            raise InputError(f"the score of {head} is {score!r}, where a finite number is expected.")
     if form == "map":
         return _text({f"{head.layer}-{head.head}": float(score) for head, score in scored})
     listed = [{"layer": head.layer, "head": head.head, "score": float(score)} for head, score in scored]
@@ -66,7 +68,7 @@ def head_list_text(scored: Sequence[tuple[Head, float]], form: Form, by: str = "
 
 
 def read_head_list(path: Path, n_layers: int, n_heads: int) -> ScoredHeads:
-    """Read a file of any of the three forms for a model of this size; the form is told by the contents.
+    """Read a file of any of the three forms for a model of this size.
 
     Returns:
         (head, score) pairs in the file's order.
@@ -91,7 +93,7 @@ _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 @with_config(_STRICT)
 class _Entry(TypedDict):
-    """A head of a list, as its file has it; more may be said of it."""
+    """A head of a list; further fields are allowed."""
 
     layer: Annotated[int, Field(ge=0)]
     head: Annotated[int, Field(ge=0)]
@@ -100,7 +102,7 @@ class _Entry(TypedDict):
 
 @with_config(_STRICT)
 class _Frozen(TypedDict):
-    """What `heads` freezes."""
+    """The form `heads`."""
 
     heads: list[_Entry]
     sha256: NotRequired[str]
@@ -135,7 +137,7 @@ def _parsed(contents: Any, n_layers: int, n_heads: int) -> tuple[ScoredHeads, li
             for key, match, _ in named
             if match is None
         ]
-        scored = [(Head(int(match[1]), int(match[2])), _mean(score)) for _, match, score in named if match]
+        scored = [(Head(int(match[1]), int(match[2])), fmean(score)) for _, match, score in named if match]
     else:
         listed = read["heads"] if form == "heads" else read
         scored = [(Head(one["layer"], one["head"]), float(one["score"])) for one in listed]
@@ -152,16 +154,6 @@ def _parsed(contents: Any, n_layers: int, n_heads: int) -> tuple[ScoredHeads, li
     if form == "heads" and read.get("sha256", heads.sha256) != heads.sha256:
         faults.append("its sha256 is not that of the heads it lists, so it was changed after it was frozen")
     return scored, faults
-
-
-def _mean(scores: list[float]) -> float:
-    return math.fsum(scores) / len(scores)
-
-
-def _score(score: Any, name: str) -> float:
-    if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
-        raise InputError(f"the score of {name} is {score!r}, where a finite number is expected.")
-    return float(score)
 
 
 def _text(contents: Any) -> str:

@@ -2,25 +2,25 @@
 
     [bos] r1 r2 … rL r1 r2 … rL        r drawn from the vocabulary without special tokens
 
-For a position t of the second half, whose token first stood at t − L:
+For a position t of the second half, whose token first occurred at t − L:
 
     prefix_matching   attention from t to t − L + 1, the token after the first occurrence
     previous_token    attention from t to t − 1
     duplicate_token   attention from t to t − L, the first occurrence itself
     attention_sink    attention from t to the sequence's first position
-    copying           what the head's output through W_O, the final norm frozen, adds to the logit of the token it
-                      should copy (r at t − L + 1), minus its mean over all r of the sequence; in logits
-    ov_copying        the same of the OV circuit alone: what the value of a first-half token s, taken with attention 1,
-                      adds to the logit of the very token at s, minus its mean over all r; logits per unit of attention
-    copy_suppression  minus that, weighted by the attention the head does pay: how far it lowers the logits of the r it
+    copying           the head's direct effect, the final norm frozen, on the logit of the token to copy (r at
+                      t − L + 1), minus its mean over all r of the sequence; in logits
+    ov_copying        the same of the OV circuit alone: the effect of the value of a first-half token s, with attention
+                      1, on the logit of the token at s, minus its mean over all r; logits per unit of attention
+    copy_suppression  minus that, weighted by the attention the head pays: how far it lowers the logits of the r it
                       attends to, in logits; above 0 for a negative head, below 0 for a copying one
 
 Attention scores are means of probabilities over second-half positions and sequences, each in [0, 1]. Definitions as in
 Olsson et al. 2022 ("In-context Learning and Induction Heads") and Elhage et al. 2021 (direct logit attribution, the OV
-circuit W_U W_O W_V; here on the values that flow in the sequence, with their norms, not on W_E alone); negative heads
+circuit W_U W_O W_V; here on the values computed in the sequence, with their norms, not on W_E alone); negative heads
 as in McDougall et al. 2023 ("Copy Suppression"), whose sign is that of the OV circuit on the attended token; the sink
-as in Xiao et al. 2023 ("Efficient Streaming Language Models with Attention Sinks", arXiv:2309.17453). `copying`
-is small where a head attends elsewhere, whatever its circuit does; `ov_copying` says what it would do.
+as in Xiao et al. 2023 ("Efficient Streaming Language Models with Attention Sinks", arXiv:2309.17453). `copying` is
+small where a head attends elsewhere; `ov_copying` does not depend on where it attends.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RepeatedTokens:
 
 
 def repeated_tokens(model: Model, rng: np.random.Generator, n_sequences: int, length: int) -> RepeatedTokens:
-    """Random sequences repeated once; special tokens (chat markers among them) excluded, no token twice in a half.
+    """Random sequences, repeated once, without special tokens (chat markers included) and no token twice in a half.
 
     Raises:
         InputError: fewer than two tokens a half, or more than the vocabulary has.
@@ -95,12 +95,14 @@ def head_scores(model: Model, sequences: RepeatedTokens) -> pd.DataFrame:
     model.require_room(sequences.tokens.shape[1])
     found: dict[str, Tensor] = {}
     dest = list(_second_half(sequences))
+    length = sequences.length
+    offsets = {"prefix_matching": 1 - length, "previous_token": -1, "duplicate_token": -length}
 
     def attention(layer: int) -> HookFunction:
         def function(pattern: Tensor, hook: Any) -> None:
-            for name, offset in (("prefix_matching", -sequences.length + 1), ("previous_token", -1)):
-                found[f"{name}.{layer}"] = _mean_attention(pattern, sequences, offset)
-            found[f"duplicate_token.{layer}"] = _mean_attention(pattern, sequences, -sequences.length)
+            for name, offset in offsets.items():
+                source = [place + offset for place in dest]
+                found[f"{name}.{layer}"] = pattern[:, :, dest, source].mean(dim=(0, 2))
             found[f"attention_sink.{layer}"] = pattern[:, :, dest, 0].mean(dim=(0, 2))
             found[f"pattern.{layer}"] = pattern[:, :, dest, sequences.lead :]
 
@@ -184,16 +186,9 @@ def top_heads(scores: pd.DataFrame, k: int, by: str = "prefix_matching") -> Head
 
 
 def _second_half(sequences: RepeatedTokens) -> range:
-    """Positions whose next token the first half foretells (the last one has none after it)."""
+    """Positions whose next token is known from the first half (the last one has none after it)."""
     start = sequences.lead + sequences.length
     return range(start, start + sequences.length - 1)
-
-
-def _mean_attention(
-    pattern: Float[Tensor, "batch head dest_pos src_pos"], sequences: RepeatedTokens, offset: int
-) -> Float[Tensor, " head"]:
-    dest = torch.tensor(list(_second_half(sequences)), device=pattern.device)
-    return pattern[:, :, dest, dest + offset].mean(dim=(0, 2))
 
 
 def _circuit_scores(
@@ -207,9 +202,9 @@ def _circuit_scores(
     scale = _frozen_scale(model, layer, found, dest)
 
     def logits(by_head: Tensor) -> Float[Tensor, "batch head pos tok"]:
-        """What [batch, pos, head, d_head] at the input of W_O adds to the logits of `half`, before `scale`."""
+        """Direct effect of [batch, pos, head, d_head] at the input of W_O on the logits of `half`, before `scale`."""
         out = einops.einsum(
-            by_head, w_o(model, layer), "batch pos head d_head, head d_head d_model -> batch pos head d_model"
+            by_head, model.w_o(layer), "batch pos head d_head, head d_head d_model -> batch pos head d_model"
         )
         return einops.einsum(
             _through_norms(model, layer, out),
@@ -218,14 +213,14 @@ def _circuit_scores(
         )
 
     z = _by_head(found[hook_name("z", layer)][:, dest], model.n_heads)
-    said = logits(z) * scale[:, None, :, None]
+    direct = logits(z) * scale[:, None, :, None]
     steps = torch.arange(len(dest), device=z.device)
-    copying = (said[:, :, steps, steps + 1] - said.mean(dim=-1)).mean(dim=(0, 2))
-    # A value's own token, over the mean: [batch, head, source], of every source behind the BOS.
+    copying = (direct[:, :, steps, steps + 1] - direct.mean(dim=-1)).mean(dim=(0, 2))
+    # A value's own token, over the mean: [batch, head, source], of every source after the BOS.
     v = _by_head(found[hook_name("v", layer)][:, sequences.lead :], model.n_kv_heads)
-    carried = logits(v.repeat_interleave(model.n_heads // model.n_kv_heads, dim=2))
+    of_values = logits(v.repeat_interleave(model.n_heads // model.n_kv_heads, dim=2))
     sources = torch.arange(2 * sequences.length, device=v.device)
-    own = carried[:, :, sources, sources % sequences.length] - carried.mean(dim=-1)
+    own = of_values[:, :, sources, sources % sequences.length] - of_values.mean(dim=-1)
     unattended = own[:, :, : sequences.length].mean(dim=-1) * scale.mean(dim=-1)[:, None]
     attended = einops.einsum(
         found[f"pattern.{layer}"],
@@ -252,7 +247,7 @@ def _ln1_post(model: Model, layer: int) -> Any:
 def _frozen_scale(
     model: Model, layer: int, found: Mapping[str, Tensor], dest: Sequence[int]
 ) -> Float[Tensor, "batch pos"]:
-    """What the norms on a head's way to the logits multiply it by, frozen at what they do to the real activations."""
+    """The factor of the norms between a head and the logits, frozen at the activations of this run."""
     scale = _inverse_size(model.bridge.ln_final, found["ln_final.hook_in"][:, dest])
     post = _ln1_post(model, layer)
     if post is not None:
@@ -269,7 +264,7 @@ def _inverse_size(norm: Any, at: Float[Tensor, "batch pos d_model"]) -> Float[Te
 def _through_norms(
     model: Model, layer: int, out: Float[Tensor, "*any d_model"]
 ) -> Float[Tensor, "*any d_model"]:
-    """The linear part of those norms: centred for LayerNorm, and the weights."""
+    """The linear part of those norms: centring for LayerNorm, and the weights."""
     for norm in (_ln1_post(model, layer), model.bridge.ln_final):
         if norm is not None:
             if not norm.uses_rms_norm:
@@ -284,14 +279,3 @@ def _epsilon(norm: Any) -> float:
         if name in vars(module):
             return float(vars(module)[name])
     raise InputError("A norm does not say its epsilon, so direct logit effects cannot be computed.")
-
-
-def w_o(model: Model, layer: int) -> Float[Tensor, "head d_head d_model"]:
-    """The output projection by query head; its input, not its output, is what has heads."""
-    attention = model.bridge.blocks[layer].attn
-    weight = attention.o.original_component.weight
-    if (
-        type(attention.o.original_component).__name__ != "Conv1D"
-    ):  # GPT-2 keeps [in, out], everyone else [out, in]
-        weight = weight.T
-    return einops.rearrange(weight, "(head d_head) d_model -> head d_head d_model", head=model.n_heads)

@@ -1,10 +1,9 @@
-"""How much a head writes: the mean norm of its output z W_O over the positions of a stated set of sequences.
+"""The strength of a head: the mean norm of its output z W_O over the positions of a set of sequences.
 
     norm(h) = mean over positions of ‖z_h W_O[h]‖ = mean of sqrt(z_h (W_O[h] W_O[h]ᵀ) z_hᵀ)
 
-The output itself [pos, head, d_model] is never made: the kept z and a [d_head, d_head] matrix a head give its norm, in
-float64. It is the norm in front of whatever norm a model has behind its attention (Gemma 3), and without the bias,
-which belongs to no head.
+z and a [d_head, d_head] matrix a head give the norm, in float64, without the output [pos, head, d_model]. It is taken
+before the norm that a model may have after its attention (Gemma 3), and without the bias, which belongs to no head.
 """
 
 from __future__ import annotations
@@ -41,12 +40,9 @@ class HeadNorms:
 
 @torch.no_grad()
 def head_norms(engine: Engine, sequences: Sequence[Sequence[int]]) -> HeadNorms:
-    """Mean output norm of every head over all positions of these sequences.
+    """Mean output norm of every head over all positions of these token sequences.
 
-    Args:
-        engine: its model runs, a sequence a packed row over the prefix that all share; `engine.slow` takes one hooked
-            full forward a sequence.
-        sequences: token ids, such as the contexts a mean ablation takes its means over.
+    One packed row a sequence over the prefix that all share; with `engine.slow`, one hooked full forward a sequence.
     """
     model = engine.model
     shared = 0 if engine.slow else max(common_prefix(sequences) - 1, 0) if len(sequences) > 1 else 0
@@ -62,9 +58,7 @@ def head_norms(engine: Engine, sequences: Sequence[Sequence[int]]) -> HeadNorms:
 def _kept(engine: Engine, sequence: Sequence[int], shared: int) -> list[Float[Tensor, "pos head d_head"]]:
     """Z of every layer at the positions from `shared` on."""
     model, names = engine.model, everything_names(engine.model, "attn.hook_z")
-    query = Query(
-        tuple(sequence), tuple(sequence[-1:])
-    )  # its last token is run, what would follow it is not asked
+    query = Query(tuple(sequence), tuple(sequence[-1:]))  # the action is a dummy: it is not run
     if not engine.slow:
         run = engine.run(query, names, shared, {"every": range(shared, len(sequence))})
         return [run.at["every"][name] for name in names]
@@ -82,8 +76,7 @@ def _summed(model: Model, z: Sequence[Float[Tensor, "pos head d_head"]]) -> Floa
     """Sum over positions of the norm of each head's output."""
     rows = []
     for layer, values in enumerate(z):
-        weight: Tensor = model.bridge.blocks[layer].attn.W_O.detach()
-        by_head = weight.reshape(model.n_heads, model.d_head, model.d_model).double()
+        by_head = model.w_o(layer).double()
         gram = einops.einsum(by_head, by_head, "head a d_model, head b d_model -> head a b")
         wide = values.double()
         squares = einops.einsum(wide, gram, wide, "pos head a, head a b, pos head b -> pos head")

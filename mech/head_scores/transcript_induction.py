@@ -3,15 +3,13 @@
     … <turn> a0 a1 a2 a3 <end> …  observation  … <turn> a0 a1 a2
              s  s+1 s+2 s+3         the record      q0  q1 q2 q3       action positions; q_i predicts a_i
 
-    transcript_induction   attention from q_i to s + i, where the record's a_i stands: the token after the match of the
-                           token at q_i
+    transcript_induction   attention from q_i to s + i, the record's a_i: the token after the match of the token at q_i
     transcript_duplicate   attention from q_i to s + i − 1, the match itself: the record's copy of the token at q_i
     record_attention       attention from q_i to all of the record's a0 … an together
 
 The first two are means over the action positions whose own token is the one before the record's a_i (from q1 on
-always; q0, the end of the prompt, where both calls are opened by the same token), the third is over all of them. Each
-is a probability in [0, 1]; `transcript_induction` is `prefix_matching` of `mech.head_scores.induction` where it
-matters.
+always; q0, the end of the prompt, where the same token precedes both calls), the third is over all of them. Each is a
+probability in [0, 1]; `transcript_induction` is `prefix_matching` of `mech.head_scores.induction` on real transcripts.
 """
 
 from __future__ import annotations
@@ -34,36 +32,26 @@ TRANSCRIPT_SCORES = ("transcript_induction", "transcript_duplicate", "record_att
 
 
 def copy_in_record(query: Query, record: range) -> range:
-    """Where the record holds the query's action, token for token: the only such place.
-
-    Args:
-        query: whose prompt holds the record.
-        record: positions of the record's turn in the prompt, in a row.
+    """The only place in the record (consecutive positions of the prompt) with the query's action, token for token.
 
     Raises:
-        InputError: the record lies outside the prompt, or holds the action's tokens nowhere or more than once.
+        InputError: the record is outside the prompt, or has the action's tokens nowhere or more than once.
     """
     n = len(query.action)
     if not len(record) or record.step != 1 or record.start < 0 or record.stop > len(query.prompt):
-        raise InputError(f"The record {record.start}-{record.stop - 1} does not lie inside the prompt.")
+        raise InputError(f"The record {record.start}-{record.stop - 1} is not inside the prompt.")
     places = [
         start
         for start in range(record.start, record.stop - n + 1)
         if query.prompt[start : start + n] == query.action
     ]
     if len(places) != 1:
-        raise InputError(f"The record holds the action's tokens {len(places)} times, where once is expected.")
+        raise InputError(f"The record has the action's tokens {len(places)} times: expected once.")
     return range(places[0], places[0] + n)
 
 
 def candidate_patterns(engine: Engine, query: Query, shared: int = 0) -> list[Float[Tensor, "head pos seq"]]:
-    """Attention from the action positions, layer by layer, under the query's intervention.
-
-    Args:
-        engine: its model runs, packed over a prefix cache; `engine.slow` takes one hooked full forward.
-        query: the question.
-        shared: length of the prefix taken from a prefix cache.
-    """
+    """Attention from the action positions, layer by layer; `shared` is the length of the prefix cache."""
     model = engine.model
     names = everything_names(model, "attn.hook_pattern")
     if not engine.slow:
@@ -81,25 +69,23 @@ def transcript_scores(
 ) -> pd.DataFrame:
     """Score every head on one transcript: layer, head, TRANSCRIPT_SCORES and n_positions (of the first two).
 
-    Args:
-        patterns: as `candidate_patterns` gives them.
-        query: the question they belong to.
-        copy: where the record's copy of the action stands, as `copy_in_record` gives it.
+    `patterns` are those of `candidate_patterns`, `copy` is the place that `copy_in_record` gives.
 
     Raises:
-        InputError: the copy has another length than the action or lies behind the prompt; no candidate token has a
-            match.
+        InputError: the copy has another length than the action or is not in the prompt; no action token has a match.
     """
     if len(copy) != len(query.action) or copy.stop > len(query.prompt):
-        raise InputError("The record's copy of an action has its length, and stands in the prompt.")
+        raise InputError("The record's copy of an action must have its length, and lie in the prompt.")
     tokens = query.tokens
     matched = [
         place
-        for place, (build_queries, key) in enumerate(zip(query.candidate, copy, strict=True))
-        if key > 0 and tokens[build_queries] == tokens[key - 1]
+        for place, (position, key) in enumerate(zip(query.candidate, copy, strict=True))
+        if key > 0 and tokens[position] == tokens[key - 1]
     ]
     if not matched:
-        raise InputError("No candidate token has a match in the record: one token, opened in another way.")
+        raise InputError(
+            "No action token has a match in the record: it is one token, and another one precedes it."
+        )
     after = [copy[place] for place in matched]
     before = [key - 1 for key in after]
     rows = []

@@ -1,15 +1,14 @@
 """From messages to ids through the model's chat template, and from an action to its ids after a prompt.
 
     messages --template--> text --tokenizer, nothing added--> ids      prompt = text + generation prompt
-    ids(prompt + action)[len(ids(prompt)):]                            the action's ids, never of it alone
+    ids(prompt + action)[len(ids(prompt)):]                            the action's ids, in its context
 
-Rendering and tokenising are two visible steps, so that the beginning-of-sequence token is counted and
-never doubled. `mech.models.templates` writes the text, tells where it holds each message, and names its fallbacks and
-what a template changes.
+Rendering and tokenising are separate steps, so that the beginning-of-sequence token can be counted and is never
+doubled. `mech.models.templates` renders the text, with places of messages, fallbacks and changes.
 
-**Special tokens** come from the template alone. What a message or an action spells as one
-(`mech.models.special_tokens`) is text, and noted, unless the model was opened with `special_in_content`; then it is
-read as the tokenizer reads it, and noted.
+**Special tokens** come from the template alone. A special token that a message or an action spells
+(`mech.models.special_tokens`) is read as text, with a note, unless the model has `special_in_content`; then it is read
+as the tokenizer reads it, with a note.
 """
 
 from __future__ import annotations
@@ -23,16 +22,24 @@ from typing import Any, Protocol, runtime_checkable
 from mech.errors import InputError
 from mech.models.pre_tokenizers import require_composed
 from mech.models.special_tokens import special_tokens
-from mech.models.templates import PLAIN_FORMAT, CharSpan, Message, changes, write_transcript
+from mech.models.templates import (
+    PLAIN_FORMAT,
+    CharSpan,
+    Message,
+    changes,
+    outside,
+    template_text,
+    write_transcript,
+)
 
 TEMPLATE_SETTINGS: dict[str, Any] = {"enable_thinking": False, "date_string": "26 Jul 2024"}
-"""Chat-template variables this project fixes, passed to every template whose text names them: Qwen3 otherwise
-opens a thinking block, and Llama 3.2 otherwise writes today's date, by which scores drift from day to day."""
+"""Fixed chat-template variables, passed to every template that names them: otherwise Qwen3 opens a thinking block,
+and Llama 3.2 writes today's date, so that scores change from day to day."""
 
 
 @runtime_checkable
 class Speaker(Protocol):
-    """What this file needs of a model."""
+    """The part of a model that chat rendering needs."""
 
     @property
     def tokenizer(self) -> Any:
@@ -40,11 +47,11 @@ class Speaker(Protocol):
 
     @property
     def chat_template_kwargs(self) -> dict[str, Any]:
-        """What is passed to the chat template besides the messages."""
+        """Further variables of the chat template."""
 
     @property
     def special_in_content(self) -> bool:
-        """Whether special tokens that a message spells become real ones."""
+        """Whether a special token that a message spells is read as that token."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +59,12 @@ class Rendering:
     """A transcript as text and as ids.
 
     Attributes:
-        text: what the template wrote.
+        text: the output of the template.
         ids: its ids.
-        notes: the fallbacks used, what the template changed and what messages spell, normally none.
-        places: for each message, where `text` holds what the template made of it: first character and the one after
-            the last. None: it is not there, or more than once, or the template's own words depend on what it says.
-        content: every such place, in order; None where it cannot be told.
+        notes: fallbacks, changes by the template, and special tokens that messages spell; normally none.
+        places: the place of each message in `text`, as the template writes it. None: it is not there, or more than
+            once, or the template's own text depends on its content.
+        content: every such place, in order; None where one is unknown.
     """
 
     text: str
@@ -71,19 +78,14 @@ class Rendering:
 class Action:
     """The ids of an action after its prompt.
 
-    `boundary_merged`: the tokenizer joins the prompt's last characters with the action's first, so that the
-    prompt's ids are not a prefix of the whole; `ids` are then those of the action tokenised alone. `notes`: what it
+    `boundary_merged`: the tokenizer joins the prompt's last characters with the action's first, so the prompt's ids are
+    not a prefix of the ids of both; `ids` are then those of the action tokenised alone. `notes`: special tokens that it
     spells.
     """
 
     ids: tuple[int, ...]
     boundary_merged: bool = False
     notes: tuple[str, ...] = ()
-
-
-def template_text(tokenizer: Any) -> str | None:
-    """The default chat template of a tokenizer, None where it has none."""
-    return str(tokenizer.get_chat_template()) if tokenizer.chat_template else None
 
 
 def settings_for(tokenizer: Any) -> dict[str, Any]:
@@ -93,12 +95,11 @@ def settings_for(tokenizer: Any) -> dict[str, Any]:
 
 
 def render(model: Speaker, messages: Sequence[Message], *, generation_prompt: bool = True) -> Rendering:
-    """Messages as the model reads them, with the opening of the assistant's turn unless told otherwise.
+    """Messages as text and ids; by default with the opening of the assistant's turn.
 
     Raises:
-        InputError: no messages, an unknown role, a template that takes none of the fallbacks, a
-            beginning-of-sequence token that is doubled or miscounted, or a message that spells a special token which
-            cannot be read as text.
+        InputError: no messages, an unknown role, a template that takes none of the fallbacks, a beginning-of-sequence
+            token that is doubled or miscounted, or a message that spells a special token which cannot be read as text.
     """
     written = write_transcript(model.tokenizer, model.chat_template_kwargs, messages, generation_prompt)
     text, content = written.text, written.content
@@ -117,10 +118,9 @@ def prompt_ids(model: Speaker, messages: Sequence[Message]) -> tuple[int, ...]:
 
 
 def shared_length(model: Speaker, opening: Sequence[Message]) -> int:
-    """How many leading tokens all prompts share that open with these messages and go on with a user's turn.
+    """Number of leading tokens shared by all prompts that begin with these messages and go on with a user's turn.
 
-    Found by ids: the tokens that the prompt shares with the same prompt under another goal. A template that folds the
-    system text into the first user turn is no exception.
+    Found as the ids that two such prompts share, also where a template folds the system text into the first user turn.
     """
     one, other = ([*opening, {"role": "user", "content": text}] for text in ("0", "Z"))
     return shared_prefix(render(model, one).ids, render(model, other).ids)
@@ -144,39 +144,35 @@ def action_ids(model: Speaker, prompt: Rendering, action: str) -> Action:
 
 
 def text_ids(model: Speaker, text: str) -> tuple[int, ...]:
-    """The ids of a text that no template wrote, a message's or an action's: special tokens in it are text.
-
-    Raises:
-        InputError: it spells a special token that cannot be read as text.
-    """
+    """The ids of a text of a message or an action, special tokens read as text; InputError where that cannot be."""
     return _read(model, text, ((0, len(text)),))[0]
 
 
 def tokens_at(model: Speaker, rendering: Rendering, place: CharSpan) -> range:
-    """The tokens of a rendering that hold some of these characters; empty where there are none.
+    """The tokens of a rendering with some of these characters; empty where there are none.
 
     Raises:
-        InputError: the tokenizer does not tell where its tokens stand.
+        InputError: the tokenizer does not give the places of its tokens.
     """
     known, text = special_tokens(model.tokenizer), rendering.text
     content = () if model.special_in_content else rendering.content or ()
     reading = known.read(text, known.written(text, content))
     if reading.ids != rendering.ids:
-        raise InputError("This tokenizer does not tell where in a text its tokens stand.")
+        raise InputError("This tokenizer does not give the places of its tokens in a text.")
     start, stop = place
     held = [at for at, (begin, end) in enumerate(reading.places) if begin < stop and end > start]
     return range(held[0], held[-1] + 1) if held else range(0)
 
 
 def require_role(model: Speaker, role: str) -> None:
-    """Raise InputError where the chat template does not write turns of this role after an assistant's turn."""
+    """Raise InputError where the chat template does not render turns of this role after an assistant's turn."""
     turns: list[Message] = [
         {"role": "system", "content": "Answer with one call."},
         {"role": "user", "content": "Go."},
         {"role": "assistant", "content": "go()"},
         {"role": role, "content": "gone"},
     ]
-    why = "its template leaves them out, writes them twice, or words something by what they say"
+    why = "its template leaves them out, writes them twice, or depends on their content"
     try:
         if render(model, turns).places[-1] is not None:
             return
@@ -189,17 +185,17 @@ def require_role(model: Speaker, role: str) -> None:
 
 
 def end_of_turn_id(model: Speaker) -> int:
-    """The id of the first token that stands behind an assistant's text: with it the model says "exactly this".
+    """The id of the first token after an assistant's text, with which the model ends its turn.
 
-    Found by rendering a finished turn and the next one, as a transcript holds it. A template that writes nothing there
-    ends with the tokenizer's end of text.
+    Found by rendering a finished turn and the next one. Where the template writes nothing after a last turn, it is the
+    tokenizer's end of text.
 
     Raises:
-        InputError: neither the template nor the tokenizer has an end, or the template writes no assistant's text.
+        InputError: neither the template nor the tokenizer has an end, or the template omits the assistant's text.
     """
     spoken = [{"role": "user", "content": "0"}, {"role": "assistant", "content": "said"}]
     followed = [*spoken, {"role": "user", "content": "0"}]
-    behind = []
+    after = []
     for turns in (spoken, followed):
         rendering = render(model, turns, generation_prompt=False)
         place = rendering.places[1]
@@ -207,8 +203,8 @@ def end_of_turn_id(model: Speaker) -> int:
             raise InputError(
                 "This model's chat template does not write what an assistant says, once: it has no end."
             )
-        behind.append(rendering.text[place[1] :])
-    alone, within = behind
+        after.append(rendering.text[place[1] :])
+    alone, within = after
     if alone:
         return encode(model, within)[0]
     if model.tokenizer.eos_token_id is None:
@@ -217,23 +213,15 @@ def end_of_turn_id(model: Speaker) -> int:
 
 
 def encode(model: Speaker, text: str) -> tuple[int, ...]:
-    """The ids of a text as the tokenizer reads it: special tokens in it recognised and none added.
-
-    Raises:
-        InputError: the text has characters that Unicode composes (NFC), and what the tokenizer does to them is unknown.
-    """
+    """The ids of a text, special tokens in it recognised and none added; InputError as `require_composed`."""
     require_composed(model.tokenizer, text)
     return tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def shared_prefix(context: Sequence[int], longer: Sequence[int]) -> int:
-    """How many leading ids two sequences share: all of `context` when it is a token prefix of `longer`."""
-    count = 0
-    for one, other in zip(context, longer, strict=False):
-        if one != other:
-            break
-        count += 1
-    return count
+    """Number of leading ids that two sequences share."""
+    pairs = enumerate(zip(context, longer, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(context), len(longer)))
 
 
 def template_sha256(model: Speaker) -> str:
@@ -255,7 +243,7 @@ def tokenizer_sha256(model: Speaker) -> str:
 
 
 def _read(model: Speaker, text: str, content: Sequence[CharSpan]) -> tuple[tuple[int, ...], list[CharSpan]]:
-    """The ids of a text, and the special tokens that `content` spells: text there, unless they are allowed."""
+    """The ids of a text, and the places in `content` that spell special tokens (read as text unless allowed)."""
     known = special_tokens(model.tokenizer)
     spelt = known.in_content(text, content)
     if not spelt or model.special_in_content:
@@ -265,7 +253,7 @@ def _read(model: Speaker, text: str, content: Sequence[CharSpan]) -> tuple[tuple
 
 
 def _spelt(model: Speaker, what: str, places: Sequence[CharSpan], text: str) -> tuple[str, ...]:
-    """A note that names what is spelt at these places of the text, if anything is."""
+    """A note that names the special tokens spelt at these places, if any."""
     if not places:
         return ()
     names = " ".join(sorted({text[start:stop] for start, stop in places}))
@@ -280,11 +268,8 @@ def _check_bos(model: Speaker, text: str, ids: Sequence[int], content: Sequence[
         return
     if list(ids[:2]) == [bos, bos]:
         raise InputError(f"The prompt begins with two '{name}' tokens: its template doubles it.")
-    borders = [0, *(border for place in content for border in place), len(text)]
-    if model.special_in_content:
-        borders = [0, len(text)]
-    pieces = [text[start:stop] for start, stop in zip(borders[::2], borders[1::2], strict=True)]
-    written, found = sum(piece.count(name) for piece in pieces), list(ids).count(bos)
+    parts = outside(text, () if model.special_in_content else content)
+    written, found = sum(text[start:stop].count(name) for start, stop in parts), list(ids).count(bos)
     if written != found:
         raise InputError(
             f"The prompt writes '{name}' {written} times and its ids hold {found}: "

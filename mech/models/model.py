@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 from mech.errors import InputError
@@ -20,10 +21,9 @@ logger = logging.getLogger(__name__)
 class Identity:
     """What exactly was loaded.
 
-    `source` is a hub id with its commit, a folder or a file; `sha256` covers the weight files, as names alone
-    do not tell a 4-bit copy from fp32; tied parameters count once; `architecture` is the transformers class.
-    `tensors_sha256` is of the weights in memory, as they were run (`mech.models.hashes.tensors_sha256`); `pre` is the
-    name of a GGUF file's pre-tokenizer where the user said it, else None.
+    `source` is a hub id with its commit, a folder or a file; `sha256` is of the weight files; tied parameters count
+    once; `architecture` is the transformers class. `tensors_sha256` is of the weights in memory
+    (`mech.models.hashes.tensors_sha256`); `pre` is the name of a GGUF file's pre-tokenizer if the user gave it.
     """
 
     name: str
@@ -37,12 +37,11 @@ class Identity:
 
 @dataclass(frozen=True)
 class Model:
-    """Everything the room needs to run a model; holds no caches and no hooks.
+    """A model to run, without caches and hooks.
 
-    Sizes are read from the bridge's configuration: `n_kv_heads` < `n_heads` means grouped-query attention,
-    where `hook_k`/`hook_v` have `n_kv_heads` heads and `hook_z`/`hook_q`/`hook_pattern` have `n_heads`.
-    `special_in_content`: special tokens spelt in a message become real ones; otherwise they are text
-    (`mech.models.chat`).
+    `n_kv_heads` < `n_heads` means grouped-query attention, where `hook_k`/`hook_v` have `n_kv_heads` heads and
+    `hook_z`/`hook_q`/`hook_pattern` have `n_heads`. `special_in_content`: a special token spelt in a message is read as
+    that token, not as text (`mech.models.chat`).
     """
 
     bridge: TransformerBridge
@@ -82,6 +81,11 @@ class Model:
         """Size of the logits."""
         return int(self.bridge.cfg.d_vocab)
 
+    def w_o(self, layer: int) -> Tensor:
+        """The output projection by query head, [n_heads, d_head, d_model]; its input, not its output, has heads."""
+        weight: Tensor = self.bridge.blocks[layer].attn.W_O.detach()
+        return weight.reshape(self.n_heads, self.d_head, self.d_model)
+
     @property
     def hf_config(self) -> Any:
         """The transformers configuration of the text model."""
@@ -100,13 +104,13 @@ class Model:
 
     @cached_property
     def limits(self) -> list[Limit]:
-        """The lengths beyond which a sequence is not scored exactly, or not at all, shortest first."""
+        """The lengths beyond which a sequence is not scored, or not exactly, shortest first."""
         learned = self.bridge.cfg.positional_embedding_type == "standard"
         return limits(self.bridge.original_model, self.hf_config, learned)
 
     @property
     def n_positions(self) -> int | None:
-        """How many tokens a sequence may have; None where `limits` is empty."""
+        """The most tokens of a sequence; None for no limit."""
         return self.limits[0].n_tokens if self.limits else None
 
     def require_room(self, n_tokens: int) -> None:
@@ -119,7 +123,7 @@ class Model:
             )
 
     def length_notes(self, n_tokens: int) -> list[str]:
-        """What a row says of a sequence longer than any that the model was trained for; the first one is logged."""
+        """A note for a sequence longer than the model was trained for, else none; the first one is logged."""
         trained = getattr(self.hf_config, "max_position_embeddings", None)
         if not isinstance(trained, int) or n_tokens <= trained:
             return []
@@ -130,7 +134,7 @@ class Model:
         return [note]
 
     def require_eval_mode(self) -> None:
-        """Raise InputError naming the first module in training mode: dropout makes a no-op patch non-zero."""
+        """Raise InputError naming the first module in training mode, in which dropout changes every run."""
         for name, module in self.bridge.original_model.named_modules():
             if module.training:
                 where = f"module '{name}'" if name else "the whole model"

@@ -1,11 +1,10 @@
-"""How text is cut before tokens are merged: the rules behind the names in `tokenizer.ggml.pre` of a GGUF file.
+"""How text is split before tokens are merged: the rules of the names in `tokenizer.ggml.pre` of a GGUF file.
 
-The file names its pre-tokenizer and gives no pattern: RULES holds one for each name whose rules are established,
-REFUSED says why for the other names that llama.cpp knows.
+The file names its pre-tokenizer without a pattern: RULES has the rules of each name for which they are known, REFUSED
+the reason for the other names of llama.cpp.
 
-Sources: llama.cpp's `src/llama-vocab.cpp` (its table from names to patterns, with the patterns of the published
-tokenizer.json that it quotes), and the published tokenizer.json of the model that is named. A published pattern goes
-before llama.cpp's rewriting of it for an engine without Unicode classes.
+Sources: llama.cpp's `src/llama-vocab.cpp` (its table from names to patterns, with the published patterns that it
+quotes), and the published tokenizer.json of the named model, which takes precedence.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from mech.errors import InputError
 
 NONE, NFC, UNSTATED = "none", "NFC", "unstated"
-"""What a tokenizer does to a text first. UNSTATED: neither GGUF nor llama.cpp says; a text that NFC would change is
-refused (`mech.models.chat.encode`), and all others are read the same either way."""
-
+"""Normalisation of a text. UNSTATED: neither GGUF nor llama.cpp states it; a text that NFC would change is refused
+(`require_composed`), and all others have the same ids either way."""
 
 COMPOSED_ONLY = "composed_only"
 """Key in a tokenizer's `init_kwargs`, and so in its saved configuration: its normalizer is UNSTATED."""
@@ -29,14 +27,14 @@ COMPOSED_ONLY = "composed_only"
 
 @dataclass(frozen=True)
 class Rules:
-    """How a byte-level BPE tokenizer cuts a text before merging.
+    """How a byte-level BPE tokenizer splits a text before merging.
 
     Attributes:
-        cuts: applied one after another, each to the pieces that the one before left.
+        cuts: patterns or pre-tokenizers, each applied to the pieces of the one before.
         normalizer: NONE, NFC or UNSTATED.
-        source: who says so.
-        ignore_merges: a piece that is a token as a whole is that token, whatever the merges give.
-        adds_bos: a BOS token is put before a text where the header says nothing of it.
+        source: of these rules.
+        ignore_merges: a piece that is in the vocabulary is one token, whatever the merges give.
+        adds_bos: a BOS token begins a text where the header does not say.
     """
 
     cuts: tuple[Any, ...]
@@ -55,7 +53,7 @@ class Rules:
         return steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
 
     def make_normalizer(self) -> Any:
-        """What is done to a text first, None for nothing."""
+        """The normalizer, None for none."""
         return normalizers.NFC() if self.normalizer == NFC else None
 
 
@@ -145,7 +143,7 @@ def _rules() -> dict[str, Rules]:
     }
     for name in ("llama3", "llama-v3"):
         table[name] = table["llama-bpe"]
-    alike = {  # llama.cpp gives these the patterns of another name; what they do to a text first is not stated
+    alike = {  # llama.cpp gives these the patterns of another name; their normalisation is not stated
         "gpt-2": ("gigachat", "a.x-4.0", "mellum", "jais", "exaone4", "trillion", "granite-docling"),
         "smollm": ("refact", "codeshell", "exaone", "minerva-7b", "mellum2"),
         "qwen2": ("deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"),
@@ -194,15 +192,10 @@ REFUSED: dict[str, str] = {
 
 
 def rules_for(pre: str | None, name: str, by_hand: bool = False) -> Rules:
-    """The rules of a pre-tokenizer's name.
-
-    Args:
-        pre: what the header of a GGUF file says, None where it says nothing, or what the user says.
-        name: of the file, for the sentence.
-        by_hand: the user said it.
+    """The rules of a pre-tokenizer's name, from the header of the file `name` or (`by_hand`) from the user.
 
     Raises:
-        InputError: no name, an unknown one, or one whose rules are not established.
+        InputError: no name, an unknown one, or one of REFUSED.
     """
     if pre in RULES:
         return RULES[pre]
@@ -218,7 +211,7 @@ def rules_for(pre: str | None, name: str, by_hand: bool = False) -> Rules:
 
 
 def require_composed(tokenizer: Any, text: str) -> None:
-    """Raise InputError for characters that Unicode composes (NFC), where what a tokenizer does to them is unknown."""
+    """Raise InputError for characters that NFC would compose, where the tokenizer's normalisation is unknown."""
     if tokenizer.init_kwargs.get(COMPOSED_ONLY) and not is_normalized("NFC", text):
         raise InputError(
             "A text has characters that are not composed (NFC), and this GGUF file does not say how its tokenizer "

@@ -1,16 +1,16 @@
-"""Special tokens are read where a template writes them, and nowhere else: in a message they are text.
+"""Special tokens are read where the template writes them and nowhere else; in a message they are text.
 
     "<|im_start|>assistant" + "echo '<|im_end|>'" + "<|im_end|>"
      the template's            a message's            the template's
 
-A control token is one that the tokenizer marks as special, or an added token that the chat template writes itself
-(Qwen3's `<think>` and `<tool_call>` are marked as ordinary ones). Every other added token, such as a run of spaces,
-means in a message what it always means.
+A control token is one that the tokenizer marks as special, or an added token that the chat template itself writes
+(Qwen3's `<think>` and `<tool_call>` are marked as ordinary ones). Every other added token, such as a run of spaces, is
+read in messages too.
 
-The text is read by the tokenizer as it is as long as no message holds a control token's letters. Where one does, a
-copy of the tokenizer reads it in which control tokens, and nothing else, are spelt otherwise, with characters of
-private use that stand nowhere in the text: the template's tokens are replaced by these spellings, of the same length,
-and what is left of the old ones is text. So nothing beside the spelt token itself is read otherwise than it was.
+Where no message spells a control token, the tokenizer reads the text directly. Where one does, a copy of the tokenizer
+reads it in which the control tokens alone are respelt with characters of private use that do not occur in the text. The
+template's tokens are replaced by these spellings, of the same length; the old spellings left in messages are text.
+Nothing else is read differently.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from weakref import WeakKeyDictionary
 from tokenizers import Tokenizer
 
 from mech.errors import InputError
-from mech.models.templates import CharSpan, Message
+from mech.models.templates import CharSpan, Message, outside, template_text
 
 _FIRST, _FILLER = 0xF0000, chr(0x10FFFD)  # planes of private use
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Ids of a text, and for each the characters that it was read from (nothing trimmed)."""
+    """Ids of a text, and the characters of each (nothing trimmed)."""
 
     ids: tuple[int, ...]
     places: tuple[CharSpan, ...]
@@ -43,7 +43,7 @@ class SpecialTokens:
     """The control tokens of a tokenizer, found in texts and kept out of messages; `of` makes one."""
 
     def __init__(self, tokenizer: Any, template: str) -> None:
-        """From a transformers tokenizer and the text of its chat template ("" for none)."""
+        """Of a transformers tokenizer and the text of its chat template ("" for none)."""
         added = {str(about): (int(token), about) for token, about in tokenizer.added_tokens_decoder.items()}
         self.ids: Mapping[str, int] = {
             text: token
@@ -51,38 +51,35 @@ class SpecialTokens:
             if text and (about.special or (_is_mark(text) and text in template))
         }
         """Text → id of every control token."""
-        # As the tokenizers library does: leftmost, then longest; ordinary added tokens compete for the text.
+        # As in the tokenizers library: leftmost, then longest; ordinary added tokens are matched too.
         plain = [text for text, (_, about) in added.items() if text and not about.normalized]
         later = [text for text, (_, about) in added.items() if text and about.normalized]
         self._passes = [_alternatives(texts) for texts in (plain, later) if texts]
         self._backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
         self._respelled: _Respelled | None = None
-        self._reading = lru_cache(maxsize=16)(self._read)  # of one transcript, many places are asked
+        self._reading = lru_cache(maxsize=16)(self._read)  # callers ask for many places of one transcript
 
     def found(self, text: str) -> list[CharSpan]:
-        """Where the tokenizer would read control tokens, in order."""
-        places = [(start, stop) for start, stop in self._matches(text, 0) if text[start:stop] in self.ids]
-        return sorted(places)
+        """Places that the tokenizer would read as control tokens, in order."""
+        return sorted(place for place in self._matches(text, 0) if text[slice(*place)] in self.ids)
 
     def written(self, text: str, content: Sequence[CharSpan]) -> list[CharSpan]:
-        """Where the template writes control tokens: outside of `content` (in order, apart), from border to border."""
-        borders = [0, *(border for span in content for border in span), len(text)]
+        """Places of the template's control tokens: those outside `content` (places in order, without overlap)."""
         return [
             (start + begin, start + end)
-            for start, stop in zip(borders[::2], borders[1::2], strict=True)
+            for start, stop in outside(text, content)
             for begin, end in self.found(text[start:stop])
         ]
 
     def in_content(self, text: str, content: Sequence[CharSpan]) -> list[CharSpan]:
-        """Control tokens that would be read although the template does not write them."""
+        """Places of control tokens that the template does not write."""
         written = set(self.written(text, content))
         return [place for place in self.found(text) if place not in written]
 
     def refuse(self, messages: Sequence[Message]) -> None:
-        """Raise InputError where a message spells a control token, in any case of letters.
+        """Raise InputError where a message spells a control token, in upper or lower case.
 
-        For a transcript that does not tell where it holds each message: what is spelt there cannot be told from what
-        the template writes.
+        For a transcript in which the places of messages are unknown, so that the two cannot be told apart.
         """
         control = {text.casefold(): text for text in self.ids}
         for number, message in enumerate(messages, 1):
@@ -90,22 +87,22 @@ class SpecialTokens:
             spelt = next((text for low, text in control.items() if low in said), None)
             if spelt is not None:
                 raise InputError(
-                    f"The chat template words something by what stands in message {number} ({message['role']}), which "
-                    f"spells {spelt}: that cannot be told from the template's own."
+                    f"The chat template depends on the content of message {number} ({message['role']}), which spells "
+                    f"{spelt}: it cannot be told from the template's own."
                 )
 
     def read(self, text: str, written: Sequence[CharSpan]) -> Reading:
         """The ids of a text whose only control tokens are those at `written`, with the characters of each id.
 
         Raises:
-            InputError: the tokenizer is none of the tokenizers library, or cannot read control tokens as text.
+            InputError: the tokenizer is not of the tokenizers library, or cannot read control tokens as text.
         """
         return self._reading(text, tuple(written))
 
     def _read(self, text: str, written: tuple[CharSpan, ...]) -> Reading:
         if self._backend is None:
             raise InputError(
-                "This tokenizer tells no place of its tokens and cannot read a special token's letters as text: "
+                "This tokenizer does not give the places of its tokens, nor read a special token's spelling as text: "
                 "use a checkpoint with a tokenizer.json."
             )
         if self._respelled is None:
@@ -131,16 +128,16 @@ class _Respelled:
             text: chr(_FIRST + number) + _FILLER * (len(text) - 1) for number, text in enumerate(control)
         }
         described = json.loads(backend.to_str())
-        # Without its post-processor, which adds nothing here and trims spaces off the places.
+        # Without its post-processor, which would trim spaces off the places.
         described.update(padding=None, truncation=None, post_processor=None)
         own: dict[str, int] = {}
         for about in described["added_tokens"]:
             about["content"] = self._spelling.get(about["content"], about["content"])
             own[about["content"]] = about["id"]
         self._tokenizer = Tokenizer.from_str(json.dumps(described))
-        # What is not in the vocabulary under its new spelling has another id in the copy.
+        # A token that is not in the vocabulary under its new spelling has another id in the copy.
         self._own_id = {self._tokenizer.token_to_id(text): token for text, token in own.items()}
-        unknown = getattr(self._tokenizer.model, "unk_token", None)  # what a text has that no token spells
+        unknown = getattr(self._tokenizer.model, "unk_token", None)
         self._control = {text: own[spelt] for text, spelt in self._spelling.items() if text != unknown}
 
     def read(self, text: str, written: Sequence[CharSpan]) -> Reading:
@@ -159,8 +156,8 @@ class _Respelled:
             self._control[one] for one in spelt if one in self._control
         ]:
             raise InputError(
-                "This tokenizer reads special tokens in a text that does not write them, or leaves written ones out: "
-                "what a message spells cannot be told from what the template writes."
+                "This tokenizer adds or drops special tokens of a text: what a message spells cannot be told from what "
+                "the template writes."
             )
         return Reading(ids, tuple(encoding.offsets))
 
@@ -169,8 +166,8 @@ _KNOWN: WeakKeyDictionary[Any, tuple[tuple[Any, ...], SpecialTokens]] = WeakKeyD
 
 
 def special_tokens(tokenizer: Any) -> SpecialTokens:
-    """The control tokens of a tokenizer, worked out once for each as long as it stays as it is."""
-    template = str(tokenizer.get_chat_template()) if tokenizer.chat_template else ""
+    """The control tokens of a tokenizer, cached until its template or vocabulary changes."""
+    template = template_text(tokenizer) or ""
     size = tokenizer.backend_tokenizer.get_vocab_size() if tokenizer.is_fast else None
     key = (template, size)
     known = _KNOWN.get(tokenizer)
@@ -181,7 +178,7 @@ def special_tokens(tokenizer: Any) -> SpecialTokens:
 
 
 def _is_mark(text: str) -> bool:
-    """Whether a token is written in brackets or the like, as `<think>` and `[INST]` are, and is no word or space."""
+    """Whether a token is in brackets or the like, as `<think>` and `[INST]` are."""
     return not (text[0].isalnum() or text[-1].isalnum() or text.isspace()) and any(map(str.isalnum, text))
 
 

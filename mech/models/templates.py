@@ -1,14 +1,14 @@
-"""Messages as text: what a chat template writes, where the text holds each message, and what became of it.
+"""Messages as text: the output of the chat template, the place of each message in it, and changes to messages.
 
-Where a template cannot take the messages, a documented fallback is used and named in `Written.notes`:
+Where a template does not take the messages, a fallback is used and named in `Written.notes`:
 
-- no template at all: a plain transcript, each turn being `System:`, `User:`, `Assistant:` or `Tool:`, a line break,
-  its text and a blank line; the prompt ends in `Assistant:` and a line break, as a recorded action begins;
+- no template: a plain transcript, each turn being `System:`, `User:`, `Assistant:` or `Tool:`, a line break, its text
+  and a blank line; the prompt ends in `Assistant:` and a line break, as a recorded action begins;
 - the template refuses a system turn (Gemma): its text and a blank line are put before the first user turn;
 - the template refuses two turns of one role in a row: their texts are joined by a blank line into one turn.
 
-Where a message stands is found in the text itself: the transcript is written once more with a mark in the message's
-place. What stands there is compared with the message to the letter.
+The place of a message is found by rendering the transcript again with a mark instead of the message. The text there is
+compared with the message character by character.
 """
 
 from __future__ import annotations
@@ -26,32 +26,42 @@ Message = dict[str, str]
 """`{"role": one of ROLES, "content": text}`."""
 
 ROLES = ("user", "tool", "system", "assistant")
-"""Every role that a message may have; whether a template knows it is found by rendering (`require_role`)."""
+"""Every role that a message may have; `mech.models.chat.require_role` tests whether a template takes it."""
 
 CharSpan = tuple[int, int]
-"""First character and the one after the last."""
+"""Start and end of a part of a text, the end excluded."""
 
 Areas = tuple[tuple[CharSpan, ...] | None, ...]
-"""For each message the places where the text holds it; None where these cannot be told."""
+"""The places of each message in the text; None where they cannot be determined."""
 
 Writer = Callable[[Sequence[Message]], str]
 Form = Callable[[list[Message]], list[Message]]
 
 REFUSALS = (TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
-"""What a template raises for messages that it does not take, on purpose or by a mistake of its own."""
+"""What a template raises for messages that it does not take, on purpose or by a bug of its own."""
 
 PLAIN = "plain transcript (the model has no chat template)"
 SYSTEM_FOLDED = "system text put before the first user turn (the template refuses a system turn)"
 TURNS_MERGED = "consecutive turns of one role merged (the template refuses them)"
 BOS_ADDED = "beginning-of-sequence token added (the tokenizer adds one, the template does not)"
 
-_PLAIN_NOTES: tuple[str, ...] = (PLAIN,)
 PLAIN_FORMAT = "Role:\\ncontent\\n\\n"
+
+
+def template_text(tokenizer: Any) -> str | None:
+    """The default chat template of a tokenizer, None where it has none."""
+    return str(tokenizer.get_chat_template()) if tokenizer.chat_template else None
+
+
+def outside(text: str, content: Sequence[CharSpan]) -> list[CharSpan]:
+    """The parts of a text before, between and after these places, which are in order and do not overlap."""
+    borders = [0, *(border for place in content for border in place), len(text)]
+    return list(zip(borders[::2], borders[1::2], strict=True))
 
 
 @dataclass(frozen=True)
 class Written:
-    """The text of a transcript, where it holds each message, and the fallbacks that were used."""
+    """The text of a transcript, the places of its messages, and the fallbacks that were used."""
 
     text: str
     areas: Areas
@@ -59,7 +69,7 @@ class Written:
 
     @property
     def content(self) -> tuple[CharSpan, ...] | None:
-        """All places of messages in order; None where one cannot be told or two overlap."""
+        """All places of messages in order; None where one is unknown or two overlap."""
         if any(area is None for area in self.areas):
             return None
         places = sorted(place for area in self.areas if area for place in area)
@@ -73,20 +83,22 @@ def write_transcript(
 ) -> Written:
     """Messages through the tokenizer's template, in the first form that it takes, or as a plain transcript.
 
-    Args:
-        tokenizer: a transformers tokenizer; its beginning-of-sequence token opens the text where it adds one itself.
-        settings: what is passed to the template besides the messages.
-        messages: the transcript.
-        generation_prompt: whether the opening of the assistant's turn stands at the end.
+    `settings` are further variables of the template; with `generation_prompt`, the text ends with the opening of the
+    assistant's turn. Where the tokenizer adds a beginning-of-sequence token to plain text, the text begins with one.
 
     Raises:
         InputError: no messages, an unknown role, or a template that takes none of the forms.
     """
-    _check_messages(messages)
+    if not messages:
+        raise InputError("A transcript without messages cannot be rendered.")
+    for message in messages:
+        if message["role"] not in ROLES:
+            raise InputError(f"'{message['role']}' is not a role: use {', '.join(ROLES)}.")
+    notes: tuple[str, ...] = (PLAIN,)
     if tokenizer.chat_template:
         text, write, notes = _through_template(tokenizer, settings, messages, generation_prompt)
     else:
-        write, notes = _plain_writer(generation_prompt), _PLAIN_NOTES
+        write = _plain_writer(generation_prompt)
         text = write(messages)
     areas = _find(write, messages, text)
     bos = tokenizer.bos_token
@@ -98,41 +110,27 @@ def write_transcript(
 
 
 def changes(messages: Sequence[Message], written: Written) -> tuple[str, ...]:
-    """What the template made of messages that it did not write as they are, by kind: one note a kind."""
+    """The template's changes to messages: one note for each kind of change."""
     text, areas = written.text, written.areas
     kinds: dict[str, list[str]] = {}
     starts = [area[0][0] if area else None for area in areas]
     for number, (message, area) in enumerate(zip(messages, areas, strict=True), 1):
         here, later = starts[number - 1], starts[number:]
         moved = here is not None and any(start is not None and start < here for start in later)
-        for kind in (_change(message["content"], text, area), "puts behind later ones" if moved else None):
+        for kind in (_change(message["content"], text, area), "puts after later ones" if moved else None):
             if kind:
                 kinds.setdefault(kind, []).append(f"{number} ({message['role']})")
     return tuple(f"the template {kind} message {', '.join(which)}" for kind, which in kinds.items())
 
 
-def _check_messages(messages: Sequence[Message]) -> None:
-    if not messages:
-        raise InputError("A transcript without messages cannot be rendered.")
-    for message in messages:
-        if message["role"] not in ROLES:
-            raise InputError(f"'{message['role']}' is not a role: use {', '.join(ROLES)}.")
-
-
 def _through_template(
     tokenizer: Any, settings: Mapping[str, Any], messages: Sequence[Message], generation_prompt: bool
 ) -> tuple[str, Writer, tuple[str, ...]]:
-    """The first form of the messages that the template takes: its text, how it is written, what was changed."""
+    """The first form of the messages that the template takes: its text, its writer, and notes of what was changed."""
+    arguments = {"tokenize": False, "add_generation_prompt": generation_prompt, **settings}
 
     def writer(form: Form) -> Writer:
-        return lambda turns: str(
-            tokenizer.apply_chat_template(
-                form(list(turns)),
-                tokenize=False,
-                add_generation_prompt=generation_prompt,
-                **settings,
-            )
-        )
+        return lambda turns: str(tokenizer.apply_chat_template(form(list(turns)), **arguments))
 
     refusal: Exception | None = None
     for form, notes in _forms(messages):
@@ -146,10 +144,10 @@ def _through_template(
 
 
 def _find(write: Writer, messages: Sequence[Message], text: str) -> Areas:
-    """Where a written transcript holds each message: the transcript written again, with marks, tells it.
+    """The places of each message in a rendered transcript, found by rendering it again with marks.
 
-    First with all marks at once; if the text is not that with the messages put in, since the template changes one or
-    words something by what it says, each is marked alone.
+    First with all marks at once; if the text with the messages put back is another one, since the template changes a
+    message or depends on its content, each message is marked alone.
     """
     marks = _marks({*text, *(letter for message in messages for letter in message["content"])}, len(messages))
     marked = [{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]
@@ -173,7 +171,7 @@ def _find(write: Writer, messages: Sequence[Message], text: str) -> Areas:
 def _find_one(
     write: Writer, messages: Sequence[Message], at: int, mark: str, text: str
 ) -> tuple[CharSpan, ...] | None:
-    """Where the text holds one message: what stands there where the same transcript has the mark."""
+    """The places of one message, found by rendering the transcript with a mark instead of it alone."""
     marked = [*messages[:at], {**messages[at], "content": mark}, *messages[at + 1 :]]
     try:
         parts = write(marked).split(mark)
@@ -193,7 +191,7 @@ def _find_one(
 
 
 def _marks(used: set[str], count: int) -> list[str]:
-    """As many characters of private use, in a row, none of which is used."""
+    """`count` consecutive characters of private use, none of them in `used`."""
     first = next(
         start
         for start in range(0x100000, 0x10FF00, count)
@@ -203,9 +201,9 @@ def _marks(used: set[str], count: int) -> list[str]:
 
 
 def _change(content: str, text: str, area: tuple[CharSpan, ...] | None) -> str | None:
-    """What the template did to a message, None where it stands in the text once and to the letter."""
+    """The template's change to a message; None where the text has it once and unchanged."""
     if area is None:
-        return "words something by what stands in"
+        return "depends on the content of"
     if not area:
         return "leaves out" if content else None
     if len(area) > 1 and content:
@@ -223,7 +221,7 @@ def _change(content: str, text: str, area: tuple[CharSpan, ...] | None) -> str |
 
 
 def _forms(messages: Sequence[Message]) -> Iterator[tuple[Form, tuple[str, ...]]]:
-    """How the messages are given: as they are, then with the least change that a stricter template may want."""
+    """Forms of the messages to try: unchanged, then with the least change that a stricter template may need."""
     plain = list(messages)
     folded = _fold_system(plain)
     yield list, ()
@@ -236,7 +234,7 @@ def _forms(messages: Sequence[Message]) -> Iterator[tuple[Form, tuple[str, ...]]
 
 
 def _fold_system(messages: list[Message]) -> list[Message]:
-    """The leading system text at the head of the first user turn; unchanged where there is no such pair."""
+    """The leading system text joined to the first user turn; unchanged where there is no such pair."""
     if len(messages) < 2 or messages[0]["role"] != "system" or messages[1]["role"] != "user":
         return messages
     first = {"role": "user", "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}

@@ -1,7 +1,7 @@
-"""What a tokenizer must be: as the header of a GGUF file says, or as a folder's own `tokenizer.json` is.
+"""The right tokenizer: by the header of a GGUF file, or by a folder's own `tokenizer.json`.
 
-transformers rebuilds the tokenizers of many classes from vocabulary and merges alone and gives them the class's own
-rules, so the ids of a loaded tokenizer are compared with the file's (`settle`), and the file is right.
+transformers rebuilds the tokenizers of many classes from vocabulary and merges alone, with the class's own rules; so
+the ids of a loaded tokenizer are compared with the file's, and where they differ the file is used (`settle`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 def require_supported(header: Mapping[str, Any], name: str, pre: str | None = None) -> Rules:
-    """The rules of the tokenizer that a GGUF header names; arguments and errors as `from_gguf`."""
+    """The rules that a GGUF header names; arguments and errors as `from_gguf`."""
     kind = header.get("tokenizer.ggml.model")
     if kind != "gpt2":
         raise InputError(
@@ -32,7 +32,7 @@ def require_supported(header: Mapping[str, Any], name: str, pre: str | None = No
 
 
 CONTROL, USER_DEFINED, UNKNOWN = 3, 4, 2
-"""Values of `tokenizer.ggml.token_type` that are found in a text before it is cut; all but USER_DEFINED are special."""
+"""Values of `tokenizer.ggml.token_type` matched in a text before it is split; all but USER_DEFINED are special."""
 
 
 def from_gguf(header: Mapping[str, Any], name: str, pre: str | None = None) -> PreTrainedTokenizerFast:
@@ -41,11 +41,10 @@ def from_gguf(header: Mapping[str, Any], name: str, pre: str | None = None) -> P
     Args:
         header: its entries, the arrays `tokenizer.ggml.tokens`, `merges` and `token_type` included.
         name: of the file, for errors.
-        pre: the pre-tokenizer's name, said by hand; None takes the header's.
+        pre: the pre-tokenizer's name; None takes the header's.
 
     Raises:
-        InputError: another kind of tokenizer than byte-level BPE, a pre-tokenizer that is not supported, or a
-            vocabulary that contradicts itself.
+        InputError: not a byte-level BPE tokenizer, an unsupported pre-tokenizer, or an inconsistent vocabulary.
     """
 
     def entry(key: str) -> Any:
@@ -60,7 +59,7 @@ def from_gguf(header: Mapping[str, Any], name: str, pre: str | None = None) -> P
         raise InputError(f"The vocabulary of '{name}' is incomplete or has a token twice: convert it again.")
     try:
         backend = Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=rules.ignore_merges))
-    except Exception as error:  # what tokenizers raises for a merge whose parts or result are no tokens
+    except Exception as error:  # tokenizers raises it for a merge whose parts or result are no tokens
         raise InputError(f"The merges of '{name}' do not fit its vocabulary ({error}).") from error
     backend.normalizer = rules.make_normalizer()
     backend.pre_tokenizer = rules.pre_tokenizer()
@@ -95,7 +94,7 @@ def from_gguf(header: Mapping[str, Any], name: str, pre: str | None = None) -> P
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    """The two sides of a merge; the space between them is not the first character."""
+    """The two sides of a merge, around a space that is not the first character."""
     at = merge.find(" ", 1)
     return (merge[:at], merge[at + 1 :]) if at > 0 else (merge, "")
 
@@ -133,20 +132,20 @@ PROBE: tuple[str, ...] = (
     "\n",
     "1",
 )
-"""Texts on which wrong rules show: digits, blank lines, tabs, CRLF, contractions, scripts, emoji, composition, code."""
+"""Texts that reveal wrong rules: digits, blank lines, tabs, CRLF, contractions, scripts, emoji, composition, code."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What a checkpoint says of its tokenizer, to be compared with the one that is used.
+    """What a checkpoint states about its tokenizer, for comparison with the loaded one.
 
     Attributes:
         class_name: the transformers class that was loaded.
-        texts: probe texts, special tokens of the file among them.
-        ids: of each text by the checkpoint's own tokenizer.json, None for a text that it fails on; None without one.
-        replaced: how many texts the transformers class read otherwise; its rules were replaced by the file's.
+        texts: probe texts, also with the file's added tokens.
+        ids: of each text by the checkpoint's own tokenizer.json, None for a text on which it fails; None without one.
+        replaced: number of texts with other ids from the transformers class; its rules were replaced by the file's.
         pre: name of a GGUF file's pre-tokenizer.
-        by_hand: the user said that name.
+        by_hand: the user gave that name.
     """
 
     class_name: str
@@ -158,17 +157,13 @@ class Statement:
 
 
 def read_raw(folder: Path) -> Tokenizer | None:
-    """The folder's tokenizer.json as the tokenizers library reads it, without padding and truncation; None without one.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """The folder's tokenizer.json, without padding and truncation; None without one, InputError if unreadable."""
     path = folder / TOKENIZER_FILE
     if not path.is_file():
         return None
     try:
         raw = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises bare Exception for whatever is wrong with the file
+    except Exception as error:  # tokenizers raises bare Exception for any fault of the file
         raise InputError(f"The tokenizer file '{path}' cannot be read: {str(error).strip()}.") from error
     raw.no_padding()
     raw.no_truncation()
@@ -176,7 +171,7 @@ def read_raw(folder: Path) -> Tokenizer | None:
 
 
 def probe_texts(*backends: Tokenizer) -> tuple[str, ...]:
-    """PROBE, and texts with the added tokens of these tokenizers in them (64 of each at most)."""
+    """PROBE, and texts with the added tokens of these tokenizers (at most 64 of each)."""
     added = [
         token.content
         for backend in backends
@@ -186,7 +181,7 @@ def probe_texts(*backends: Tokenizer) -> tuple[str, ...]:
 
 
 def ids_of(tokenizer: Any, texts: Sequence[str]) -> tuple[tuple[int, ...] | None, ...]:
-    """The ids of each text by a transformers tokenizer, none added; None for a text that it fails on."""
+    """The ids of each text by a transformers tokenizer, none added; None for a text on which it fails."""
     return tuple(
         _attempt(lambda text: tokenizer(text, add_special_tokens=False)["input_ids"], text) for text in texts
     )
@@ -200,12 +195,11 @@ def _attempt(encode: Callable[[str], Sequence[int]], text: str) -> tuple[int, ..
 
 
 def settle(tokenizer: Any, folder: Path) -> tuple[Any, Statement]:
-    """The tokenizer to be used in place of the one transformers made of a folder, and what the folder states.
+    """The tokenizer to use for a folder, given the one that transformers loaded, and what the folder states.
 
-    It is the same one, unless its ids differ from those of the folder's tokenizer.json: then the file's rules and
-    vocabulary, with the chat template of the one that was given and the roles of its special tokens, those apart that
-    the file does not have (some classes add tokens of their own). A tokenizer that is not of the tokenizers library is
-    never replaced.
+    It is the given one, unless its ids differ from those of the folder's tokenizer.json: then one of the file's rules
+    and vocabulary, with the given one's chat template and roles of special tokens (except tokens that the file lacks,
+    since some classes add their own). A tokenizer that is not of the tokenizers library is never replaced.
 
     Raises:
         InputError: the tokenizer.json cannot be read.
@@ -224,7 +218,7 @@ def settle(tokenizer: Any, folder: Path) -> tuple[Any, Statement]:
 
 
 def cuts_of(of: Any) -> tuple[Any, ...]:
-    """What decides how a text is cut, of a transformers tokenizer or of Rules, as values: equal ones cut alike."""
+    """Normalizer, pre-tokenizer and ignore_merges of a transformers tokenizer or of Rules, as comparable values."""
     if isinstance(of, Rules):
         normalizer, cut, ignores = of.make_normalizer(), of.pre_tokenizer(), of.ignore_merges
     else:
@@ -237,7 +231,7 @@ def _with_rules_of(raw: Tokenizer, tokenizer: Any) -> PreTrainedTokenizerFast:
     named = tokenizer.special_tokens_map.items()
     roles = {role: str(token) for role, token in named if not isinstance(token, list)}
     post_processor = tokenizer.backend_tokenizer.post_processor
-    if post_processor is not None:  # where the configuration says to add BOS or EOS, this is what does it
+    if post_processor is not None:  # adds BOS or EOS where the configuration says so
         raw.post_processor = post_processor
     return PreTrainedTokenizerFast(
         tokenizer_object=raw,

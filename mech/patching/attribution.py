@@ -1,30 +1,28 @@
-"""Attribution patching: what patching a head or an MLP would do, estimated to first order from gradients.
+"""Attribution patching: the effect of patching a head or an MLP, estimated to first order from gradients.
 
     x(α) = x_recipient + α · (x_donor − x_recipient)                   x: z of a head, or a layer's MLP output
     estimate(x) = Σ_pos (x_donor − x_recipient) · ∂ logp(a) / ∂ x      at the action positions, nats
 
-logp(a) is of one action, whole or from one of its tokens on; a margin of two actions is a difference of two runs, and
-its estimate the difference of theirs.
-
-It estimates logp(patched) − logp(recipient): the denoising effect of `mech.patching.patch` as it is, the noising
-effect with its sign turned (`Attribution.signed`).
+logp(a) is of all tokens of one action, or of those from one on; the estimate of a margin of two actions is the
+difference of two estimates. It estimates logp(patched) − logp(recipient): the denoising effect of
+`mech.patching.patch`, and minus the noising effect (`Attribution.signed`).
 
     steps = 1    the gradient at the recipient, α = 0: one backward pass for every head and MLP
                  (Nanda 2023, "Attribution patching"; Syed et al. 2023, arXiv:2310.10348)
     steps = m    the mean of the gradients at α = 1/2m, 3/2m, …, 1 − 1/2m: integrated gradients (Sundararajan et al.
                  2017, arXiv:1703.01365; for attribution patching: Hanna et al. 2024, arXiv:2403.17806)
 
-The integrated path is a layer's own: all asked heads of one layer move along the line together (heads of one layer
-do not feed each other, so that z is exactly on it), or its MLP output alone; layers below are the recipient's, layers
-above respond. For many steps the estimates of a layer's heads sum up to the exact joint effect of those heads, and a
-head or MLP that moves alone gets its exact effect (completeness). A path on which all layers move at once is cheaper
-(m copies in all), but ends at the joint patch of every layer, far from any single one.
+Each layer has its own integration path: all chosen heads of one layer move along the line together (they do not feed
+each other, so z is exactly on it), or its MLP output alone; lower layers are the recipient's, later ones respond. With
+many steps the estimates of a layer's heads sum to their exact joint effect, and a head or MLP that moves alone gets its
+exact effect (completeness). A path on which all layers move at once is cheaper (m copies in all), but ends at the joint
+patch of every layer.
 
 Cost, in copies of the action positions: 1 for steps = 1, else m a layer and site against n_heads + 1 a layer of an
-exact sweep, and a backward costs about as much as a forward: where layers have few heads, integrating saves little.
+exact sweep; a backward costs about as much as a forward. Where layers have few heads, integrating saves little.
 
-Where it fails: a gradient is local. Saturated attention and softmax hide what a patch would do (Kramár et al. 2024,
-arXiv:2403.00745), and copy heads saturate; so it is shown against the exact sweep (`probes.effects.attribution`).
+Limit: a gradient is local and misses the effects of saturated attention and softmax (Kramár et al. 2024,
+arXiv:2403.00745); copy heads saturate. `probes.effects.attribution` compares the estimates with the exact sweep.
 """
 
 from __future__ import annotations
@@ -59,17 +57,17 @@ from mech.patching.patch import all_heads, as_run, require_pair
 from mech.results import Result, axes, head_map
 
 GRADIENT_NODES = 128
-"""Nodes in one packed row that is differentiated: every layer's activations of the row are held until the backward."""
+"""Nodes in one packed row that is differentiated: all its activations stay in memory until the backward."""
 
 
 @dataclass(frozen=True, repr=False)
 class Attribution(Result):
-    """Estimated change (nats) of the recipient's log p(a), by what is patched from the donor.
+    """Estimated change (nats) of the recipient's log p(a) for each head and MLP patched from the donor.
 
     Attributes:
         heads: head → estimate for its z.
         mlps: layer → estimate for its MLP output.
-        steps: 1, or over how many points of the line gradients were averaged.
+        steps: number of points of the line over which gradients were averaged.
     """
 
     heads: dict[Head, float]
@@ -109,7 +107,7 @@ class Attribution(Result):
 
 
 def attribution_names(model: Model) -> list[str]:
-    """The activations that both runs must have kept: a superset of `mech.patching.patch.sweep_names`."""
+    """The activations that both runs must have kept, those of `mech.patching.patch.sweep_names` among them."""
     return everything_names(model, "hook_resid_pre", *(HOOKS[site] for site in SITES))
 
 
@@ -125,13 +123,13 @@ def attribute(
     """Estimate the change of the recipient's log p(a) for every head's z and every MLP output taken from the donor.
 
     Args:
-        engine: its model runs; `engine.slow` takes plain full forwards instead of packed rows.
-        recipient: a clean run that kept `attribution_names(model)` (less `hook_mlp_out` where no MLP is asked for), or
-            its query.
+        engine: runs the model; with `engine.slow`, by plain full forwards instead of packed rows.
+        recipient: a clean run that kept `attribution_names(model)` (without "mlp_out" among the sites,
+            `hook_mlp_out` is not needed), or its query.
         donor: a run of the same action that kept them too, or its query.
         steps: 1 for the gradient at the recipient, more for integrated gradients.
         heads: which; None means all. With integrated gradients those of one layer move together.
-        sites: "z", "mlp_out" or both; what is left out has no estimates.
+        sites: "z", "mlp_out" or both.
         first: the first token of the action whose log-probability counts; 0 counts all.
 
     Returns:
@@ -179,7 +177,7 @@ def attribute(
 def _difference(
     model: Model, recipient: Run, donor: Run, site: GradientSite, heads: HeadSet
 ) -> Float[Tensor, "layer pos width"]:
-    """Donor less recipient; zero for heads that were not asked for, which then do not move either."""
+    """Donor minus recipient; zero for heads that are not chosen."""
     ours, theirs = (stacked(run, model, HOOKS[site]) for run in (recipient, donor))
     if site == "mlp_out":
         return theirs - ours

@@ -1,4 +1,4 @@
-"""A set of heads as a circuit: what it carries of a difference between two runs, exactly, in three ways.
+"""A set of heads as a circuit: its share of the difference between two runs, exactly, by three criteria.
 
 With L(run) = logp(a), the runs `without` and `with_it` (such as pre and neut), and z at the action positions only:
 
@@ -6,19 +6,16 @@ With L(run) = logp(a), the runs `without` and `with_it` (such as pre and neut), 
     sufficiency   L(without, z of S from with_it) − L(without)                     denoising the set
     faithfulness  L(with_it, z of all heads but S from without) − L(without)       the circuit alone
 
-in nats; divided by L(with_it) − L(without) they are shares, which may pass 1. The three differ in what the other heads
-do: in necessity they see with_it and may stand in for S, in sufficiency they see without and may add to what S brings,
-in faithfulness they are held at without.
+in nats; divided by L(with_it) − L(without) they are shares, which may exceed 1. They differ in the other heads: in
+necessity these run on with_it and may compensate for S, in sufficiency on without and may amplify S, in faithfulness
+their z is that of without.
 
-Identities, which tests hold: all three of all heads are the whole difference, of none 0, and necessity(S) +
-faithfulness(the others) = the difference. With z of every head from the other run, all that the action positions
-compute is the other run's, as MLPs follow from the residual stream; not so where positions are learned (GPT-2): there
-the embedding, which no head writes, tells the runs apart as well.
+Identities, which tests check: all three are the full difference for all heads and 0 for none, and necessity(S) +
+faithfulness(the others) = the difference. With z of every head from the other run, everything the action positions
+compute is the other run's, except where positions are learned (GPT-2): there the embedding differs too.
 
 Terms: Heimersheim & Nanda 2024 (arXiv:2404.15255); faithfulness as Wang et al. 2022 (arXiv:2211.00593), with resampled
-z in place of mean ablation.
-
-Many sets cost less than a forward each, and sets that are equal up to a layer less still (`mech.engine.sweep`).
+z in place of mean ablation. Sets share forwards (`mech.engine.sweep`).
 """
 
 from __future__ import annotations
@@ -43,22 +40,19 @@ CRITERIA: tuple[Criterion, ...] = ("necessity", "sufficiency", "faithfulness")
 def token_effects(
     engine: Engine, without: Run, with_it: Run, sets: Sequence[HeadSet], criterion: Criterion
 ) -> list[Float[np.ndarray, " pos"]]:
-    """What each set carries of L(with_it) − L(without), token by token of the action, in nats.
+    """Each set's effect, of L(with_it) − L(without), token by token of the action, in nats.
 
-    A metric that is linear in the log-probabilities of tokens has the same metric of these for its effect.
+    The effect on a metric that is linear in token log-probabilities is that metric of these.
 
-    Args:
-        engine: its model runs; `engine.slow` takes one hooked full forward a set.
-        without: a clean run that kept `mech.patching.patch.sweep_names(model)`.
-        with_it: a clean run of the same action that kept them too.
-        sets: any; a set that patches no head has the recipient's own score.
-        criterion: necessity, sufficiency or faithfulness.
+    Both runs are clean and kept `mech.patching.patch.sweep_names(model)`.
 
     Raises:
         InputError: an unknown criterion, the actions differ, a run is not clean, a head does not exist.
     """
     if criterion not in CRITERIA:
-        raise InputError(f"'{criterion}' is not asked of a circuit: choose one of {', '.join(CRITERIA)}.")
+        raise InputError(
+            f"'{criterion}' is not a criterion of circuits: choose one of {', '.join(CRITERIA)}."
+        )
     low, high = _wide(without.score), _wide(with_it.score)
     patched = sets if criterion != "faithfulness" else [complement(engine.model, heads) for heads in sets]
     recipient, donor = (without, with_it) if criterion == "sufficiency" else (with_it, without)

@@ -1,11 +1,12 @@
-"""Values of z from other contexts, position by position: which position of a donor answers which of a recipient.
+"""Values put in the place of z: from other contexts, position by position, and in random directions.
 
-    in order     action positions: the first from the first, the others from the donor's others, in order, from the
-                 start again where the donor has fewer
-    by role      a position drawn among those of the donor that have the same role (what part of the prompt it is)
+    in order     action positions: the first from the donor's first, the others from the donor's others, in order,
+                 starting again where the donor has fewer
+    by role      a position drawn among those of the donor that have the same role (part of the prompt)
     role mean    the mean of z over all positions of the same role of many contexts
+    random       a norm-matched control of any replacement
 
-A role is any word; what roles there are is the caller's (`probes.scoring.roles`).
+A role is any word; the caller defines them (`probes.scoring.roles`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,7 @@ from mech.errors import InputError
 
 
 def in_order(n: int, n_donor: int) -> list[int]:
-    """For each of n action positions, the donor's; the first is the last prompt token's in both.
-
-    Raises:
-        InputError: the donor has no position.
-    """
+    """The donor's position for each of n action positions, the last prompt token's first; InputError if none."""
     if n_donor < 1:
         raise InputError("A donor without action positions gives no values.")
     if n_donor == 1:
@@ -35,7 +32,7 @@ def in_order(n: int, n_donor: int) -> list[int]:
 
 
 def by_role(recipient: Sequence[str], donor: Sequence[str], rng: np.random.Generator) -> list[int]:
-    """For each position of the recipient, one of the donor's positions of the same role, drawn; any where it has none.
+    """A donor position of the same role for each position of the recipient, drawn; of any role where there is none.
 
     Raises:
         InputError: the donor has no position.
@@ -57,11 +54,7 @@ class RoleMeans:
     counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, z: Float[Tensor, "layer pos head d_head"], roles: Sequence[str]) -> None:
-        """Count in one run's positions.
-
-        Raises:
-            ValueError: there is not one role a position.
-        """
+        """Count in one run's positions; ValueError: there is not one role a position."""
         if z.shape[1] != len(roles):
             raise ValueError(f"{z.shape[1]} positions have {len(roles)} roles.")
         for role in dict.fromkeys(roles):
@@ -84,3 +77,19 @@ class RoleMeans:
         """The value of every position of a recipient; the mean over everything for a role that was never seen."""
         means, rest = self.means, self.everything
         return torch.stack([means.get(role, rest) for role in roles], dim=1)
+
+
+def random_direction(
+    z_recipient: Float[Tensor, "*axes d_head"],
+    z_replacement: Float[Tensor, "*#axes d_head"],
+    rng: np.random.Generator,
+) -> Float[Tensor, "*axes d_head"]:
+    """A norm-matched control: z moved as far as a replacement moves it, per head and position, in a random direction.
+
+    z_random = z + ‖z_replacement − z‖ · u,    u uniform on the unit sphere of [d_head], one a head and position
+    """
+    wide = z_recipient.double()
+    length = torch.linalg.vector_norm(z_replacement.double() - wide, dim=-1, keepdim=True)
+    drawn = torch.from_numpy(rng.standard_normal(tuple(z_recipient.shape))).to(wide)
+    unit = drawn / torch.linalg.vector_norm(drawn, dim=-1, keepdim=True)
+    return (wide + length * unit).to(z_recipient.dtype)

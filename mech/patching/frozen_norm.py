@@ -1,12 +1,12 @@
-"""What a head writes to the residual stream, as a change, with every norm behind it frozen.
+"""Changes of a head's output to the residual stream, with the scale of every later norm frozen.
 
-    head h of layer l:    Δ(h) = N_l[(z' − z)[h] W_O[h]]      N_l: the norm behind the attention (Gemma 3), else nothing
+    head h of layer l:    Δ(h) = N_l[(z' − z)[h] W_O[h]]      N_l: the norm after the attention (Gemma 3), else nothing
     a frozen norm:        N[Δ] = γ · (Δ − mean Δ) / s         s: the scale it had in the recipient's run
                           N[Δ] = γ · Δ / s                    (RMS: no mean)
 
-A norm's centring is linear, so it is applied to the change; only its scale couples what several components write, and
-is held. Frozen so, changes add up: heads, MLPs and embedding make the whole difference of two residual streams.
-That the blocks of a model do add up like this is not assumed: `require_additive` compares, and refuses by name.
+A norm's centring is linear, so it applies to the change; only its scale depends on all components together, so it is
+frozen. Then changes add up: heads, MLPs and embedding sum to the difference of two residual streams. `require_additive`
+checks that a model's blocks do add up like this, and refuses the model otherwise.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ class FrozenNorm:
     centred: bool
 
     def change(self, delta: Float[Tensor, "*copies pos d_model"]) -> Float[Tensor, "*copies pos d_model"]:
-        """How much the norm's output changes when its input changes by delta; linear, exactly 0 for 0."""
+        """The change of the norm's output for a change of its input; linear, exactly 0 for 0."""
         moved = delta - delta.mean(-1, keepdim=True) if self.centred else delta
         return moved / self.scale * self.gain
 
 
 @torch.no_grad()
 def final_norm(model: Model, x: Float[Tensor, "pos d_model"]) -> FrozenNorm:
-    """The final norm, its scale held at that of these residual streams."""
+    """The final norm, its scale frozen at that of these residual streams."""
     return _freeze(model, "ln_final", model.bridge.ln_final, x)
 
 
 @torch.no_grad()
 def attention_norm(model: Model, layer: int, z: Float[Tensor, "pos head d_head"]) -> FrozenNorm | None:
-    """The norm between a layer's attention and the residual stream, held at these z; None where there is none."""
+    """The norm between a layer's attention and the residual stream, frozen at these z; None where there is none."""
     block = model.bridge.blocks[layer]
     if "ln1_post" not in block.submodules:
         return None
@@ -64,10 +64,10 @@ def attention_norm(model: Model, layer: int, z: Float[Tensor, "pos head d_head"]
 
 
 @torch.no_grad()
-def attention_writes(
+def attention_output(
     model: Model, layer: int, z: Float[Tensor, "pos head d_head"]
 ) -> Float[Tensor, "pos d_model"]:
-    """What a layer's attention adds to the residual stream: all heads, the bias, and the norm where there is one."""
+    """A layer's attention output to the residual stream: all heads, the bias, and the norm where there is one."""
     norm = attention_norm(model, layer, z)
     return _attention(model, layer, z) if norm is None else norm.out
 
@@ -80,11 +80,11 @@ def head_outputs(
     z: Float[Tensor, "pos head d_head"],
     changed: Float[Tensor, "pos head d_head"],
 ) -> Float[Tensor, "copies pos d_model"]:
-    """How the residual stream changes when z of one head after another becomes that of `changed`, the rest frozen."""
+    """The change of the residual stream when z of one of these heads becomes that of `changed`, for each head."""
     index = torch.as_tensor(list(heads), dtype=torch.long, device=z.device)
     delta = einops.einsum(
         (changed - z)[:, index],
-        _output_weights(model, layer)[index],
+        model.w_o(layer)[index],
         "pos copies d_head, copies d_head d_model -> copies pos d_model",
     )
     norm = attention_norm(model, layer, z)
@@ -95,37 +95,30 @@ def head_outputs(
 def require_additive(
     model: Model, resid: Sequence[Tensor], z: Float[Tensor, "layer pos head d_head"], mlp: Sequence[Tensor]
 ) -> None:
-    """Raise InputError unless each block adds what its heads and its MLP write, and nothing else.
+    """Raise InputError unless each block adds the outputs of its heads and its MLP, and nothing else.
 
-    Args:
-        model: the model.
-        resid: the residual stream before each block and behind the last, n_layers + 1 times [pos, d_model].
-        z: of every layer, from the same run.
-        mlp: `hook_mlp_out` of every layer.
+    All from one run: `resid` before each block and after the last, n_layers + 1 times [pos, d_model]; `mlp`, the MLP
+    output of each layer, [pos, d_model].
     """
     for layer in range(model.n_layers):
-        summed = resid[layer] + attention_writes(model, layer, z[layer]) + mlp[layer]
+        summed = resid[layer] + attention_output(model, layer, z[layer]) + mlp[layer]
         gap = float((summed - resid[layer + 1]).abs().max() / resid[layer + 1].abs().max())
         if not gap <= _limit(model):
             raise InputError(
                 f"Layer {layer} of {model.identity.architecture} adds to the residual stream more than its heads, "
-                f"biases and MLP (off by {gap:.2g} of its size): direct effects cannot be told exactly here."
+                f"biases and MLP (off by {gap:.2g} of its size): direct effects are not exact here."
             )
 
 
 def hold_scale(model: Model, name: str, scale: Tensor, rows: Tensor) -> list[tuple[str, HookFunction]]:
-    """Hooks that hold a norm's scale at these positions in a full forward: the slow path of `FrozenNorm`.
+    """Hooks that freeze a norm's scale at these positions in a full forward: the slow path of `FrozenNorm`.
 
-    The norm runs live; its output, without the bias, is then brought from its own scale to the one to be held.
-
-    Args:
-        model: the model.
-        name: the norm, such as "ln_final" or "blocks.3.ln1_post".
-        scale: [pos, 1], what its input shall be divided by.
-        rows: the positions.
+    The norm runs, and its output without the bias is multiplied by its own scale over the frozen one.
+    `name` is such as "ln_final" or "blocks.3.ln1_post"; `scale` [pos, 1] divides its input.
     """
     live: dict[str, Tensor] = {}
-    bias = getattr(_norm(model, name).original_component, "bias", None)
+    norm: Any = model.bridge.get_submodule(name)
+    bias = getattr(norm.original_component, "bias", None)
     offset = 0.0 if bias is None else bias.detach()
 
     def read(value: Tensor, hook: Any) -> None:
@@ -167,23 +160,11 @@ def _freeze(model: Model, name: str, norm: Any, x: Tensor) -> FrozenNorm:
     return frozen
 
 
-def _norm(model: Model, name: str) -> Any:
-    module: Any = model.bridge.get_submodule(name)
-    return module
-
-
 def _attention(model: Model, layer: int, z: Tensor) -> Tensor:
     """The attention's own output: the sum over heads of z W_O, and the bias."""
-    out = einops.einsum(
-        z, _output_weights(model, layer), "pos head d_head, head d_head d_model -> pos d_model"
-    )
+    out = einops.einsum(z, model.w_o(layer), "pos head d_head, head d_head d_model -> pos d_model")
     bias = model.bridge.blocks[layer].attn.b_O
     return out if bias is None else out + bias.detach()
-
-
-def _output_weights(model: Model, layer: int) -> Float[Tensor, "head d_head d_model"]:
-    weight: Tensor = model.bridge.blocks[layer].attn.W_O.detach()
-    return weight.reshape(model.n_heads, model.d_head, model.d_model)
 
 
 def _limit(model: Model) -> float:

@@ -2,11 +2,10 @@
 
     g = ∂ logp(a) / ∂ x,    x: z or MLP output of one layer, [pos, width]
 
-A zero leaf is added to the activation by its hook, and the gradient is the leaf's: `retain_grad` on a hooked
-activation gives none, as that is not the tensor that flows on. The prefix has no part in it: nothing that the candidate
-positions do can reach it. The packed functions run the candidate nodes alone, over the frozen prefix cache;
-`full_gradients` is the slow truth, one plain forward and backward of the whole sequence. Parameters take no gradients
-meanwhile, and get their `requires_grad` back whatever happens.
+A hook adds a zero leaf to the activation, and the gradient is the leaf's: `retain_grad` on a hooked activation gives
+none, since the hook returns another tensor. Action positions do not affect the prefix, so the packed functions run the
+action nodes alone over the frozen prefix cache; `full_gradients` is the slow path, one plain forward and backward of
+the whole sequence. Parameters take no gradients meanwhile, and get their `requires_grad` back also after an exception.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ SITES: tuple[GradientSite, ...] = ("z", "mlp_out")
 
 @dataclass(frozen=True, eq=False)
 class Shifted:
-    """One run whose gradient is asked for: the clean run, with `shift` added to one activation.
+    """The clean run with `shift` added to one activation, by which it is differentiated.
 
     Attributes:
-        site: the activation that is shifted and differentiated by.
+        site: the activation.
         layer: its layer.
         shift: [pos, width], added at the action positions.
     """
@@ -60,15 +59,10 @@ def clean_gradients(
     sites: Sequence[GradientSite] = SITES,
     first: int = 0,
 ) -> dict[GradientSite, Float[Tensor, "layer pos width"]]:
-    """Gradients by every layer's activation at the clean run: one forward and one backward of the candidate nodes.
+    """Gradients by every layer's activation at the clean run: one forward and one backward of the action nodes.
 
-    Args:
-        model: the model, in eval mode.
-        query: a clean query.
-        prefix_cache: keys and values of its prompt without the last token.
-        resid_pre: its residual stream before block 0 at the action positions.
-        sites: by which activations.
-        first: the first token of the action that counts.
+    `prefix_cache` is of the query's prompt without the last token, `resid_pre` before block 0 at the action positions;
+    `first` is the first token of the action that counts.
 
     Raises:
         FloatingPointError: a logit or a gradient is not finite.
@@ -103,16 +97,9 @@ def shifted_gradients(
 ) -> list[Float[Tensor, "pos width"]]:
     """The gradient of each shifted run by its own shifted activation: all in one forward and one backward.
 
-    Each run has a copy of the candidate nodes that enters at its own layer from the clean residual stream, as in a
-    sweep of `mech.patching.patch`.
+    Each run has a copy of the action nodes that enters at its own layer from the clean residual stream, as in a sweep.
 
-    Args:
-        model: the model, in eval mode.
-        query: a clean query.
-        prefix_cache: keys and values of its prompt without the last token.
-        resid_pre: its residual stream before every block at the action positions.
-        runs: in layer order.
-        first: the first token of the action that counts.
+    Arguments as `clean_gradients`, with `resid_pre` before every block, and the runs in layer order.
 
     Raises:
         ValueError: the runs are not in layer order.
@@ -145,9 +132,9 @@ def shifted_gradients(
 def full_gradients(
     model: Model, query: Query, runs: Sequence[Shifted], first: int = 0
 ) -> list[Float[Tensor, "pos width"]]:
-    """The slow path: one plain forward and backward of the whole sequence with all these shifts made together.
+    """The slow path: one plain forward and backward of the whole sequence with all these shifts together.
 
-    With one of them it is what `shifted_gradients` gives; with shifts of zero everywhere, `clean_gradients`.
+    One shift gives the gradient of `shifted_gradients`; zero shifts everywhere, those of `clean_gradients`.
     """
     model.require_eval_mode()
     model.require_room(len(query.tokens))
@@ -173,7 +160,7 @@ def _require(model: Model, query: Query, prefix_cache: PrefixCache) -> None:
 
 @contextmanager
 def leaves_only(model: Model) -> Iterator[None]:
-    """Autograd on, for leaves alone: the graph then keeps nothing that only a parameter's gradient would need."""
+    """Autograd on, for leaves alone: the graph stores nothing that only parameters' gradients need."""
     asked = [one for one in model.bridge.original_model.parameters() if one.requires_grad]
     try:
         for parameter in asked:
@@ -205,11 +192,11 @@ def _adding(added: Mapping[str, Tensor], rows: Tensor) -> list[tuple[str, HookFu
 def _by_leaves(
     logits: Float[Tensor, "row d_vocab"], query: Query, leaves: Sequence[Tensor], first: int
 ) -> tuple[Tensor, ...]:
-    """Gradients of log p, of the action's tokens from `first` on, summed over copies, which do not see each other."""
+    """Gradients of log p of the action's tokens from `first` on, summed over copies, which are independent."""
     copies = len(logits) // len(query.action)
     targets = torch.tensor(query.action, device=logits.device).repeat(copies)
     logprobs, _ = token_logprobs(logits, targets)
-    # A leaf that the log-probability does not depend on is an error here, and no gradient of zero.
+    # autograd.grad raises for a leaf that the log-probability does not depend on.
     counted = logprobs.reshape(copies, len(query.action))[:, first:]
     gradients = torch.autograd.grad(counted.sum(), list(leaves))
     if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):

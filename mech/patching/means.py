@@ -1,4 +1,4 @@
-"""Reference means of z for mean ablation, streamed over the token positions of a stated set of sequences."""
+"""Reference means of z for mean ablation, over all token positions of a set of sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mech.engine.capture import everything_names
 from mech.engine.engine import Engine
-from mech.engine.packed import RowRun, run_row
+from mech.engine.packed import run_row
 from mech.engine.prefix_cache import PrefixCache
 from mech.engine.trie import Trie, common_prefix
 
@@ -22,11 +22,11 @@ MEAN_NODES = 4096
 
 @dataclass(frozen=True, eq=False)
 class MeanZ:
-    """`z` [layer, head, d_head]: the mean over every position of every sequence, each weighing the same.
+    """The mean of z over every position of every sequence, all with the same weight.
 
     Attributes:
         z: the means.
-        n_positions: how many positions they are over (a shared prefix counts once for each sequence).
+        n_positions: the number of positions (a shared prefix counts once for each sequence).
         sha256: hash of the token sequences, the identity of the reference set.
     """
 
@@ -39,9 +39,8 @@ class MeanZ:
 def mean_z(engine: Engine, sequences: Sequence[Sequence[int]]) -> MeanZ:
     """Mean z of every head over the positions of these sequences.
 
-    Sequences that begin alike (with one system prompt) are run together, what they share once: two packed forwards for
-    each such family, or one more for every MEAN_NODES tokens behind the shared prefix (attention in a row grows with
-    the square of its length).
+    Sequences with a common beginning (one system prompt) run that beginning once: two packed forwards for each such
+    family, or one more for every MEAN_NODES tokens after it (attention grows with the square of a row's length).
     """
     model = engine.model
     total = torch.zeros(
@@ -67,8 +66,8 @@ def _summed(engine: Engine, sequences: Sequence[Sequence[int]]) -> Float[Tensor,
     )
     prefix_cache = PrefixCache((), "clean")
     parts = [(list(sequences[0][:shared]), [sequences[0][:shared]] * len(sequences))] if shared else []
-    behind = _groups([sequence[shared:] for sequence in sequences])
-    for prefix, paths in [*parts, *((None, group) for group in behind)]:
+    rest = _groups([sequence[shared:] for sequence in sequences])
+    for prefix, paths in [*parts, *((None, group) for group in rest)]:
         trie = Trie(len(prefix_cache))
         nodes = [trie.insert(path, [""] * len(path)) for path in sorted(map(tuple, paths))]
         if not len(trie):
@@ -76,16 +75,17 @@ def _summed(engine: Engine, sequences: Sequence[Sequence[int]]) -> Float[Tensor,
         run = run_row(model, trie, prefix_cache, keep=names)
         engine.forwards.ran += 1
         weights = torch.from_numpy(trie.counts(nodes)).to(total)
-        total += torch.stack([_weighted(run, name, weights) for name in names])
+        z = (run.kept[name][0].double() for name in names)
+        total += torch.stack([einops.einsum(weights, one, "node, node width -> width") for one in z])
         if prefix is not None:
             prefix_cache = prefix_cache.extend(prefix, run.keys, run.values)
     return total
 
 
 def _families(sequences: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
-    """Sequences by what they begin with: each joins the first family with whose first member it shares half of itself.
+    """Sequences grouped by their beginning: each joins the first family whose first member shares half of the shorter.
 
-    All are one family where that is so of all, or where they are short enough to be one row.
+    All are one family where they fit one row.
     """
     if sum(map(len, sequences)) <= MEAN_NODES:
         return [list(sequences)]
@@ -101,14 +101,10 @@ def _families(sequences: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
 
 
 def _groups(paths: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
-    """Neighbours together, up to MEAN_NODES tokens a group; one that is longer is alone."""
+    """Consecutive paths, up to MEAN_NODES tokens a group; a longer path is a group of its own."""
     groups: list[list[Sequence[int]]] = [[]]
     for path in paths:
         if groups[-1] and sum(map(len, groups[-1])) + len(path) > MEAN_NODES:
             groups.append([])
         groups[-1].append(path)
     return groups
-
-
-def _weighted(run: RowRun, name: str, weights: Float[Tensor, " node"]) -> Float[Tensor, " width"]:
-    return einops.einsum(weights, run.kept[name][0].double(), "node, node width -> width")

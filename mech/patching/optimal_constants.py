@@ -1,16 +1,14 @@
-"""Optimal ablation: the constant in the place of z that costs least, one a head, fitted for a set of heads together.
+"""Optimal ablation: z replaced by the constant of lowest loss, one a head, fitted for a set of heads together.
 
     c* = argmin_c  mean over questions of −logp(a | X; z_h = c_h at the action positions) / (tokens of a)
 
-A mean says what z is on average and may still be a value that no later part has ever met; of all constants the optimal
-one spoils least, so that what is lost even so is lost because z no longer varies with the question. Li & Janson 2024,
-"Optimal ablation for interpretability" (arXiv:2409.09951), who fit it on the task's own distribution; here the
-questions are a reference set's.
+A mean of z may be a value that later layers never meet; the optimal constant has the least loss of all constants, so
+the remaining loss is due to z no longer varying with the question. Li & Janson 2024, "Optimal ablation for
+interpretability" (arXiv:2409.09951) fit it on the task's own distribution; here the questions are a reference set's.
 
-Fitted by Adam, all questions in every step, from the mean; the best of all steps is taken, the mean among them, so that
-the loss on these questions is never above the mean's. The candidate nodes of all actions of one prompt run in one row
-over its frozen prefix cache, from the first layer that is touched on; `mech.engine.reference` with `replace_heads` is
-the slow truth.
+Fitted by Adam, with all questions in every step, from the mean; the best step is taken, the mean included, so the loss
+on these questions is never above the mean's. The action nodes of all actions of one prompt run in one row over its
+frozen prefix cache, from the first edited layer on; `mech.engine.reference` with `replace_heads` is the slow path.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """The actions after one prompt, as copies of candidate nodes over its cache, from the first touched layer on."""
+    """The actions after one prompt, as action nodes over its cache, from the first edited layer on."""
 
     actions: tuple[tuple[int, ...], ...]
     prefix_cache: PrefixCache
@@ -73,16 +71,11 @@ def fit_constants(
 ) -> Fit:
     """Fit the constants of a set of heads.
 
-    Args:
-        engine: its model runs.
-        questions: clean ones; those of one list have one prompt.
-        heads: the set.
-        mean: where to start.
-        steps: of Adam.
-        runs: `clean_runs` of these questions, where several sets are fitted on them; None runs them now.
+    The questions are clean queries; those of one list have one prompt. Adam starts at `mean`; `runs` are the
+    `clean_runs` of the questions, None runs them now.
 
     Raises:
-        InputError: no questions, one under an intervention, or a head that the model lacks.
+        InputError: no questions, one under an intervention, or a head does not exist.
         FloatingPointError: a logit or gradient is not finite.
     """
     model = engine.model
@@ -113,9 +106,9 @@ def fit_constants(
 
 @torch.no_grad()
 def clean_runs(engine: Engine, questions: Sequence[Sequence[Query]]) -> list[list[Run]]:
-    """Clean runs of the questions, with all that fitting any set of heads on them starts from.
+    """Clean runs of the questions with the activations that `fit_constants` needs, for any set of heads.
 
-    A prompt is run once for the questions of one list: what precedes its last token is their prefix cache.
+    The questions of one list share the prefix cache of their prompt.
 
     Raises:
         InputError: a question is under an intervention.
@@ -136,13 +129,13 @@ def clean_runs(engine: Engine, questions: Sequence[Sequence[Query]]) -> list[lis
 def _rows(
     model: Model, clean: Sequence[Sequence[Run]], heads: HeadSet, first: int
 ) -> tuple[list[_Row], float]:
-    """What every step starts from, and the root mean square of the set's z."""
-    entering, layers = hook_name("resid_pre", first), sorted(heads.per_layer())
+    """The rows that every step runs, and the root mean square of the set's z."""
+    entering = hook_name("resid_pre", first)
     rows, squares, count = [], 0.0, 0
     for runs in clean:
         for run in runs:
-            for layer in layers:
-                own = run.cache[hook_name("z", layer)][:, list(heads.per_layer()[layer])].double()
+            for layer, own_heads in heads.per_layer().items():
+                own = run.cache[hook_name("z", layer)][:, own_heads].double()
                 squares, count = squares + float(own.square().sum()), count + own.numel()
         start = runs[0].query.candidate.start
         sizes = [len(run.query.action) for run in runs]
@@ -193,18 +186,16 @@ def _row_loss(model: Model, row: _Row, heads: HeadSet, constants: Tensor, first:
 
 
 def _putting(model: Model, heads: HeadSet, constants: Tensor) -> list[tuple[str, HookFunction]]:
-    """Hooks that put the constants in the place of z, at every node."""
-    places: dict[int, list[tuple[int, int]]] = {}
-    for at, head in enumerate(heads):
-        places.setdefault(head.layer, []).append((at, head.head))
+    """Hooks that replace z by the constants at every node, differentiably."""
 
-    def putter(those: Sequence[tuple[int, int]]) -> HookFunction:
+    def putter(layer: int) -> HookFunction:
         def function(activation: Tensor, hook: Any) -> Tensor:
             by_head = list(activation.split(model.d_head, dim=-1))
-            for at, head in those:
-                by_head[head] = constants[at].expand_as(by_head[head])
+            for constant, head in zip(constants, heads, strict=True):
+                if head.layer == layer:
+                    by_head[head.head] = constant.expand_as(by_head[head.head])
             return torch.cat(by_head, dim=-1)
 
         return function
 
-    return [(hook_name("z", layer), putter(those)) for layer, those in sorted(places.items())]
+    return [(hook_name("z", layer), putter(layer)) for layer in heads.per_layer()]

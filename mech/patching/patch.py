@@ -1,24 +1,24 @@
-"""Exact activation patching: the recipient's action scored with activations of a donor run, part by part or together.
+"""Exact activation patching: score the recipient's action with activations taken from a donor run.
 
     noising   (necessity):   run neut, z of head h from pre;   effect = logp(neut) − logp(patched)
     denoising (sufficiency): run pre,  z of head h from neut;  effect = logp(patched) − logp(pre)
 
-    site        a part is                      at the action positions    at positions given by number
-    z, q        a query head, L18H6            yes                           yes
-    k, v        a key/value head, L18KV2       yes (seen from there only)    yes
-    pattern     a query head                   `mech.patching.patterns`       no
-    mlp_out     a layer, L18: what its MLP adds                  yes         yes
-    resid_pre   a layer: all that stands before its block; L30   yes         yes, without the end
-                of 30: what the final norm reads
+    site        a part is                                at the action positions    at positions given by number
+    z, q        a query head, L18H6                      yes                        yes
+    k, v        a key/value head, L18KV2                 yes (as seen from there)   yes
+    pattern     a query head                             `mech.patching.patterns`   no
+    mlp_out     a layer, L18: the output of its MLP      yes                        yes
+    resid_pre   a layer: the residual stream before its  yes                        yes, except L30
+                block; L30 of 30: after the last block
 
-The same action ends both runs, so its action positions correspond one to one and no corrupted prompt of equal length
-is needed. At given positions (the call in the record, say) recipient and donor must correspond position by position,
-and the prefix cache ends before the first of them: everything behind is recomputed. At the action positions a part
-enters at its own layer, and many patches are one forward (`mech.engine.sweep`).
+Both runs score the same action, so action positions correspond one to one and contexts may differ in length. At
+positions given by number (the call in the record, say) recipient and donor must correspond position by position; the
+prefix cache ends before the first of them, and everything from there on is recomputed. Patches at the action positions
+share forwards (`mech.engine.sweep`).
 
-Two ends of resid_pre are identities: before block 0 stand the same tokens (no effect at all, unless positions are
-learned, as in GPT-2), behind the last block stands the donor's whole answer. Terms as in Heimersheim & Nanda 2024
-(arXiv:2404.15255).
+Two ends of resid_pre are known in advance: before block 0 the tokens are the same (no effect, unless positions are
+learned, as in GPT-2), and after the last block the patch is the donor's whole answer. Terms as in Heimersheim & Nanda
+2024 (arXiv:2404.15255).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from mech.engine import packed, reference
 from mech.engine.capture import capture_hooks, everything_names, shape_rows
 from mech.engine.engine import Engine, Run
 from mech.engine.queries import Query, Score
-from mech.engine.sweep import by_layer, require_clean, score_edits, score_interventions, stacked
+from mech.engine.sweep import require_clean, score_edits, score_interventions, stacked
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.interventions.edits import HEAD_SITES, HOOKS, Edit, Site, Where, hook_name
-from mech.interventions.hooks import EditLocation, edit_hooks, hooked
+from mech.interventions.hooks import EditLocation, HookFunction, edit_hooks, hooked
 from mech.interventions.intervention import Intervention, replace_heads
 from mech.interventions.sites import KV_SITES, kv_head_of
 from mech.models.model import Model
@@ -61,28 +61,20 @@ class Sides(NamedTuple):
 
 
 def direction_sign(direction: str) -> float:
-    """What turns a change of the recipient's log p into an effect: −1 for noise, 1 for denoise.
-
-    Raises:
-        InputError: an unknown direction.
-    """
+    """The sign of an effect relative to the change of the recipient's log p: −1 noise, 1 denoise; InputError else."""
     if direction not in DIRECTIONS:
         raise InputError(f"'{direction}' is not a direction: write noise or denoise.")
     return -1.0 if direction == "noise" else 1.0
 
 
 def sides(without: Run, with_it: Run, direction: str) -> Sides:
-    """Noising patches the run that has something from the one without it, denoising the other way round.
-
-    Raises:
-        InputError: an unknown direction.
-    """
+    """Noising patches the run that has something from the one without it, denoising the reverse; InputError else."""
     sign = direction_sign(direction)
     return Sides(with_it, without, sign) if sign < 0 else Sides(without, with_it, sign)
 
 
 def as_run(engine: Engine, run: Run | Query, keep: Sequence[str]) -> Run:
-    """The run, or the query run with these activations kept."""
+    """The run itself, or a run of the query that keeps these activations."""
     return run if isinstance(run, Run) else engine.run(run, keep)
 
 
@@ -96,35 +88,17 @@ def all_heads(model: Model) -> HeadSet:
     return HeadSet(Head(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads))
 
 
-@torch.no_grad()
 def patch_heads(
     engine: Engine, recipient: Run, donor: Run, heads: HeadSet | None = None
 ) -> dict[Head, Score]:
-    """Score the recipient's action with z of one head after another taken from the donor.
+    """Score the recipient's action with z of one head after another (None: of all) taken from the donor.
 
-    Args:
-        engine: its model runs; `engine.slow` takes one hooked full forward a head instead of the sweep.
-        recipient: a clean run that kept `sweep_names(model)`.
-        donor: a run of the same action that kept them too.
-        heads: which; None means all.
-
-    Returns:
-        Head → score of the patched run. A head whose z is bit for bit the donor's needs no run: its score is the
-        recipient's own.
-
-    Raises:
-        InputError: the actions differ, the recipient is not clean, a head does not exist.
+    Both runs kept `sweep_names(model)`; results and errors as `patch_parts`.
     """
     model = engine.model
-    model.require_eval_mode()
     chosen = (all_heads(model) if heads is None else heads).check(model.n_layers, model.n_heads)
-    z = donor_z(model, recipient, donor)
-    own = stacked(recipient, model, "attn.hook_z")
-    changed = [h for h in chosen if not torch.equal(z[h.layer, :, h.head], own[h.layer, :, h.head])]
-    scores = {head: recipient.score for head in chosen}
-    edits = [Edit("z", h.layer, h.head, "candidate", z[h.layer, :, h.head].clone()) for h in changed]
-    scores.update(zip(changed, score_edits(engine, recipient, edits), strict=True))
-    return scores
+    scores = patch_parts(engine, recipient, donor, "z", parts=[Part(h.layer, h.head) for h in chosen])
+    return dict(zip(chosen, scores.values(), strict=True))
 
 
 @torch.no_grad()
@@ -150,9 +124,9 @@ class FullPatch(NamedTuple):
 
 
 def patch_in_full(model: Model, recipient: Query, donor: Query) -> FullPatch:
-    """Patch all heads' z together by three full forwards: nothing is kept, shared between runs, or skipped as equal.
+    """Patch all heads' z together by three full forwards: nothing is cached, shared between runs, or skipped as equal.
 
-    With the recipient as its own donor the two scores must be equal to the bit, on a device that is deterministic.
+    With the recipient as its own donor the two scores are equal bit for bit, on a deterministic device.
 
     Raises:
         InputError: the actions differ in length, or a sequence is longer than the model's may be.
@@ -188,7 +162,7 @@ def require_pair(recipient: Run, donor: Run) -> None:
 
 
 def donor_z(model: Model, recipient: Run, donor: Run) -> Tensor:
-    """What the donor kept of z, [layer, pos, head, d_head]; InputError as `require_pair` and `stacked`."""
+    """The donor's z at the action positions, [layer, pos, head, d_head]; InputError as `require_pair` and `stacked`."""
     require_pair(recipient, donor)
     return stacked(donor, model, "attn.hook_z")
 
@@ -199,16 +173,15 @@ def layer_names(model: Model) -> list[str]:
 
 
 def final_name(model: Model) -> str:
-    """The residual stream behind the last block, which the final norm reads."""
+    """The hook of the residual stream after the last block."""
     return hook_name("resid_post", model.n_layers - 1)
 
 
 def final_resid(model: Model, run: Run) -> Tensor:
-    """The residual stream behind the last block at the action positions, [pos, d_model]; InputError if not kept."""
+    """The residual stream after the last block at the action positions, [pos, d_model]; InputError if not kept."""
     return run.activation(final_name(model))
 
 
-@torch.no_grad()
 def patch_layers(
     engine: Engine,
     recipient: Run,
@@ -216,60 +189,38 @@ def patch_layers(
     site: LayerSite = "mlp_out",
     layers: Sequence[int] | None = None,
 ) -> dict[int, Score]:
-    """Score the recipient's action with one layer's activation after another taken from the donor.
+    """Score the recipient's action with one layer's activation after another (None: of all) taken from the donor.
 
-    Args:
-        engine: its model runs; `engine.slow` takes one hooked full forward a layer instead of the sweep.
-        recipient: a clean run that kept `layer_names(model)`.
-        donor: a run of the same action that kept them too.
-        site: "mlp_out" or "resid_pre".
-        layers: which; None means all. For resid_pre, the number of layers stands for the final residual stream.
-
-    Returns:
-        Layer → score of the patched run, in the order asked. A layer whose activation is bit for bit the donor's needs
-        no run: its score is the recipient's own.
-
-    Raises:
-        InputError: the actions differ, the recipient is not clean, an unknown site, a layer does not exist.
+    Both runs kept `layer_names(model)`. For resid_pre, layer n_layers is the residual stream after the last block.
+    Results and errors as `patch_parts`.
     """
-    model = engine.model
     if site not in LAYER_SITES:
         raise InputError(f"'{site}' is not a site of a layer sweep: choose one of {', '.join(LAYER_SITES)}.")
-    require_pair(recipient, donor)
-    end = model.n_layers + (site == "resid_pre")
-    chosen = list(range(end)) if layers is None else list(layers)
-    for layer in chosen:
-        if not 0 <= layer < end:
-            raise InputError(f"There is no {site} of layer {layer}: choose from 0-{end - 1}.")
-    theirs, own = (_layer_values(model, run, site) for run in (donor, recipient))
-    changed = [layer for layer in chosen if not torch.equal(theirs[layer], own[layer])]
-    inside = [layer for layer in changed if layer < model.n_layers]
-    edits = [Edit(site, layer, None, "candidate", theirs[layer]) for layer in inside]
-    scores = {layer: recipient.score for layer in chosen}
-    scores.update(zip(inside, score_edits(engine, recipient, edits), strict=True))
-    if model.n_layers in changed:
-        scores[model.n_layers] = _behind_the_last(engine, recipient, theirs[model.n_layers])
-    return scores
+    chosen = None if layers is None else [Part(layer) for layer in layers]
+    scores = patch_parts(engine, recipient, donor, site, parts=chosen)
+    return {part.layer: score for part, score in scores.items()}
 
 
-def _layer_values(model: Model, run: Run, site: LayerSite) -> list[Tensor]:
-    values = by_layer(run, model, HOOKS[site])
-    return [*values, final_resid(model, run)] if site == "resid_pre" else values
+def overwrite(name: str, place: tuple[Any, ...], values: Tensor) -> tuple[str, HookFunction]:
+    """A hook of this name that replaces a part of the activation, given as an index, by values."""
+
+    def function(activation: Tensor, hook: Any) -> Tensor:
+        edited = activation.clone()
+        edited[place] = values.to(activation)
+        return edited
+
+    return name, function
 
 
-def _behind_the_last(engine: Engine, recipient: Run, resid: Tensor) -> Score:
-    """The recipient's action read off another final residual stream [pos, d_model]: no block is left to run."""
+def _score_final_resid(engine: Engine, recipient: Run, resid: Tensor) -> Score:
+    """The recipient's action read off another final residual stream [pos, d_model]: no block is run."""
     model, query = engine.model, recipient.query
     if not engine.slow:
         [score] = packed.read_scores(model, resid[None], [range(len(query.action))], [query.action])
         return score
 
-    def replace(activation: Tensor, hook: Any) -> Tensor:
-        edited = activation.clone()
-        edited[0, query.candidate.start :] = resid
-        return edited
-
-    with hooked(model, [(final_name(model), replace)], fires=1):
+    rows = slice(query.candidate.start, None)
+    with hooked(model, [overwrite(final_name(model), (0, rows), resid)], fires=1):
         [score] = reference.score(model, [query])
     engine.forwards.ran += 1
     return score
@@ -277,10 +228,7 @@ def _behind_the_last(engine: Engine, recipient: Run, resid: Tensor) -> Score:
 
 @dataclass(frozen=True, order=True)
 class Part:
-    """What is patched at once: a query head, a key/value head or a layer; the other two numbers are None.
-
-    Prints as L18H6, L18KV2 or L18, so that a key/value head is not taken for a query head.
-    """
+    """What one patch replaces: a query head (L18H6), a key/value head (L18KV2) or a layer (L18)."""
 
     layer: int
     head: int | None = None
@@ -293,7 +241,7 @@ class Part:
 
 
 def parts_of(model: Model, site: str) -> list[Part]:
-    """All parts of a site, by layer; for resid_pre the number of layers stands for what the final norm reads."""
+    """All parts of a site, by layer; InputError for an unknown site."""
     if site not in (*PATCH_SITES, "pattern"):
         raise InputError(
             f"'{site}' is not a site to patch: choose one of {', '.join((*PATCH_SITES, 'pattern'))}."
@@ -306,9 +254,9 @@ def parts_of(model: Model, site: str) -> list[Part]:
 
 
 def parts_of_heads(model: Model, site: str, heads: HeadSet) -> list[Part]:
-    """The parts of a head site that these query heads have: themselves, or the key/value heads that they read.
+    """These query heads as parts of a head site: themselves, or the key/value heads that they read.
 
-    A key/value head is read by its whole group: patching it changes the heads of the group that are not asked for, too.
+    Patching a key/value head changes every query head of its group, also those that are not in the set.
     """
     if site in KV_SITES:
         return sorted({Part(head.layer, kv_head=kv_head_of(model, head)) for head in heads})
@@ -335,16 +283,16 @@ def patch_parts(
     """Score the recipient's action with one part after another of a site taken from the donor.
 
     Args:
-        engine: its model runs; `engine.slow` takes one hooked full forward a part.
-        recipient: a clean run that kept `site_names(model, site)`, at the position set `at`.
+        engine: runs the model; with `engine.slow`, one hooked full forward a part.
+        recipient: a clean run that kept `site_names(model, site)` at the position set `at`.
         donor: a run of the same action that kept them there too.
         site: one of PATCH_SITES.
-        at: "candidate", or a further position set of both runs, as long in both.
-        positions: the recipient's absolute positions of that set; not given for the action positions.
-        parts: which; None means all (at given positions: without the end of resid_pre, which feeds no later position).
+        at: "candidate", or another position set of both runs, of the same length in both.
+        positions: the recipient's absolute positions of that set; empty for the action positions.
+        parts: which; None means all.
 
     Returns:
-        Part → score. A part that is bit for bit the donor's needs no run: its score is the recipient's own.
+        Part → score. A part that equals the donor's bit for bit is not run: it has the recipient's own score.
 
     Raises:
         InputError: the actions differ, the recipient is not clean, the site or a part does not exist, the sets differ
@@ -353,29 +301,24 @@ def patch_parts(
     model = engine.model
     model.require_eval_mode()
     require_pair(recipient, donor)
-    everything = parts_of(model, site)
-    if at != "candidate":
-        everything = [part for part in everything if part.layer < model.n_layers]
-    chosen = everything if parts is None else list(parts)
-    known = set(everything)
-    for part in chosen:
-        if part not in known:
-            raise InputError(f"There is no {part} to patch at {site} of the {at} positions.")
-    if at == "candidate" and site in ("mlp_out", "resid_pre"):
-        layers = patch_layers(engine, recipient, donor, site, [part.layer for part in chosen])
-        return {part: layers[part.layer] for part in chosen}
-    if at == "candidate" and site == "z":
-        heads = patch_heads(engine, recipient, donor, HeadSet.parse(",".join(map(str, chosen))))
-        return {Part(head.layer, head.head): score for head, score in heads.items()}
-    where: Where = "candidate" if at == "candidate" else tuple(positions)
-    edits = {part: _edit(model, recipient, donor, site, part, at, where) for part in chosen}
-    run = [edit for edit in edits.values() if edit is not None]
+    known = parts_of(model, site)
+    if at != "candidate":  # the final residual stream feeds no later position
+        known = [part for part in known if part.layer < model.n_layers]
+    chosen = known if parts is None else list(parts)
+    if unknown := set(chosen).difference(known):
+        raise InputError(
+            f"There is no {min(unknown, key=str)} to patch at {site} of the {at} positions: choose from {known[0]} to "
+            f"{known[-1]}."
+        )
+    made = _edits(model, recipient, donor, site, chosen, at, positions)
+    edits = {part: edit for part, edit in made.items() if part.layer < model.n_layers}
     if at == "candidate":
-        found = score_edits(engine, recipient, run)
+        found = score_edits(engine, recipient, list(edits.values()))
     else:
-        found = engine.score(_queries(recipient, [Intervention((edit,)) for edit in run])) if run else []
-    scores = dict.fromkeys(chosen, recipient.score)
-    scores.update(zip([part for part, edit in edits.items() if edit is not None], found, strict=True))
+        found = engine.score(_queries(recipient, [Intervention((edit,)) for edit in edits.values()]))
+    scores = dict.fromkeys(chosen, recipient.score) | dict(zip(edits, found, strict=True))
+    for part in made.keys() - edits.keys():  # after the last block
+        scores[part] = _score_final_resid(engine, recipient, final_resid(model, donor))
     return scores
 
 
@@ -402,39 +345,47 @@ def patch_part_sets(
         heads.check(model.n_layers, model.n_heads)
     if at == "candidate" and site == "z":
         return patch_sets(engine, recipient, donor, sets)
-    where: Where = "candidate" if at == "candidate" else tuple(positions)
     changes = []
     for heads in sets.values():
         parts = parts_of_heads(model, site, heads)
-        edits = [_edit(model, recipient, donor, site, part, at, where) for part in parts]
-        changes.append(Intervention(tuple(edit for edit in edits if edit is not None)))
+        edits = _edits(model, recipient, donor, site, parts, at, positions)
+        changes.append(Intervention(tuple(edits.values())))
     if at == "candidate":
         return dict(zip(sets, score_interventions(engine, recipient, changes), strict=True))
     return dict(zip(sets, engine.score(_queries(recipient, changes)), strict=True))
 
 
 def _queries(recipient: Run, changes: Sequence[Intervention]) -> list[Query]:
-    """The recipient's question under each of these changes."""
+    """The recipient's query under each of these changes."""
     return [Query(recipient.query.prompt, recipient.query.action, change) for change in changes]
 
 
-def _edit(
+def _edits(
     model: Model,
     recipient: Run,
     donor: Run,
     site: Site,
-    part: Part,
+    parts: Iterable[Part],
     at: str,
-    where: Where,
-) -> Edit | None:
-    """The part's edit with the donor's value; None where recipient and donor have the same, bit for bit."""
-    name = hook_name(site, part.layer)
-    theirs, own = (run.activation(name, at) for run in (donor, recipient))
+    positions: Sequence[int],
+) -> dict[Part, Edit]:
+    """Each part's edit with the donor's value, without the parts that are equal in both runs, bit for bit."""
+    where: Where = "candidate" if at == "candidate" else tuple(positions)
+    edits = {}
+    for part in parts:
+        value, own = (_value(model, run, site, part, at) for run in (donor, recipient))
+        if value.shape != own.shape:
+            raise InputError(f"The donor has {len(value)} {at} positions, the recipient {len(own)}.")
+        if not torch.equal(value, own):
+            head = part.kv_head if part.head is None else part.head
+            edits[part] = Edit(site, part.layer, head, where, value.clone())
+    return edits
+
+
+def _value(model: Model, run: Run, site: Site, part: Part, at: str) -> Tensor:
+    """A part's activation in a run, [pos, d]."""
+    if part.layer == model.n_layers:
+        return final_resid(model, run)
+    value = run.activation(hook_name(site, part.layer), at)
     head = part.kv_head if part.head is None else part.head
-    if head is not None:
-        theirs, own = theirs[:, head], own[:, head]
-    if theirs.shape != own.shape:
-        raise InputError(f"The donor has {len(theirs)} {at} positions, the recipient {len(own)}.")
-    if torch.equal(theirs, own):
-        return None
-    return Edit(site, part.layer, head, where, theirs.clone())
+    return value if head is None else value[:, head]

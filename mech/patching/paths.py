@@ -1,26 +1,24 @@
 """Path patching into keys, the induction circuit's second step: sender heads → keys of receiver heads → the answer.
 
-    a previous-token head writes at position p of the record what stood at p − 1; an induction head's key at p carries
-    it, and the action positions, which hold that token, attend to p
+    a previous-token head writes the token of p − 1 to position p of the record; an induction head's key at p is read
+    from there, and action positions with that token attend to p
 
     r'(p)  = r(p) + Σ over senders below the receiver of Δ(sender)     Δ: the senders' z replaced
            (`mech.patching.frozen_norm`)
-    k'     = W_K · norm(r'(p))                                         all other heads and MLPs keep what they wrote
+    k'     = W_K · norm(r'(p))                                         outputs of all other heads and MLPs unchanged
 
-Then the action positions are run again over the unchanged context, in which only the receivers' keys at these
-positions are k'. All that lies behind is recomputed. The effect is logp(clean) − logp(patched): how much of the answer
-goes along this path, the necessity (noising) of senders → keys.
+Then the action positions are recomputed over the unchanged context, in which only the receivers' keys at these
+positions are k'. The effect is logp(clean) − logp(patched), the necessity (noising) of the path senders → keys.
 
-Grouped-query heads share their keys. Only the receivers see k' here, not the other query heads of their group
-(`sharing_keys` names those): a receiver's scores are taken from the block run with k', all others from the block run
-with k, before the softmax. `engine.slow` does the same by hooked full forwards. Wang et al. 2022 (arXiv:2211.00593).
+Grouped-query heads share their keys. Only the receivers see k', not the other query heads of their group
+(`sharing_keys`): a receiver's attention scores are those of the block run with k', all others those of the block run
+with k. `engine.slow` does the same by hooked full forwards. Wang et al. 2022 (arXiv:2211.00593).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -41,6 +39,7 @@ from mech.interventions.intervention import Edit, Intervention
 from mech.interventions.sites import kv_head_of
 from mech.models.model import Model
 from mech.patching.frozen_norm import head_outputs
+from mech.patching.patch import overwrite
 
 Keys = dict[int, Tensor]
 """Layer → keys [pos, kv_head, d_head] as `hook_k` has them: before the key norm and the rotary embedding."""
@@ -52,7 +51,7 @@ def path_names(model: Model) -> list[str]:
 
 
 def sharing_keys(model: Model, receivers: HeadSet) -> HeadSet:
-    """The query heads that read a receiver's keys and are no receivers; empty without grouped-query attention."""
+    """The query heads that read a receiver's keys and are not receivers; empty without grouped-query attention."""
     groups = {(head.layer, kv_head_of(model, head)) for head in receivers}
     return HeadSet(
         other
@@ -66,28 +65,26 @@ def sharing_keys(model: Model, receivers: HeadSet) -> HeadSet:
 def keys_without(
     model: Model, run: Run, receivers: HeadSet, senders: HeadSet, replacement: Tensor, at: str = "record"
 ) -> Keys:
-    """The receivers' keys at a set of positions had the senders written something else there, all else as it was.
+    """The receivers' keys at a set of positions, with the senders' z replaced there and all other outputs unchanged.
 
     Args:
         model: the model.
         run: a run that kept `path_names(model)` at the position set `at`.
         receivers: query heads; the keys of all key/value heads of their layers are returned.
         senders: query heads; those of a receiver's own layer and above do not reach its keys.
-        replacement: z in the senders' place, [layer, head, d_head] or [layer, pos, head, d_head]: zero, or the mean
-            over the record's positions of other items.
+        replacement: of the senders' z, [layer, head, d_head] or [layer, pos, head, d_head]: zero, or the mean over the
+            record's positions of other items.
         at: a position set of the run.
 
     Raises:
-        InputError: a head does not exist, no sender stands below a receiver, the replacement has another shape, or the
-            run did not keep what it takes.
+        InputError: a head does not exist, no sender is below a receiver, the replacement has another shape, or the run
+            did not keep an activation.
     """
     model.require_eval_mode()
     for heads in (receivers, senders):
         heads.check(model.n_layers, model.n_heads)
     if not receivers.heads or not senders.heads or senders.heads[0].layer >= receivers.heads[-1].layer:
-        raise InputError(
-            "No sender stands in a layer below a receiver: there is no path from one to the other."
-        )
+        raise InputError("No sender is in a layer below a receiver: there is no path from one to the other.")
     resid, z = (by_layer(run, model, kind, at) for kind in ("hook_resid_pre", "attn.hook_z"))
     changed = _replaced(model, torch.stack(z), replacement)
     delta = torch.zeros_like(resid[0])
@@ -108,14 +105,14 @@ def patch_keys(
     """Score the recipient's action with the receivers' keys at these positions replaced, seen by the receivers only.
 
     Args:
-        engine: its model runs; `engine.slow` takes hooked full forwards.
+        engine: runs the model.
         recipient: a clean run that kept `hook_resid_pre`.
-        receivers: the query heads that see the keys, from the action positions.
+        receivers: query heads.
         keys: layer → [pos, kv_head, d_head], as `keys_without` gives them, for every layer of the receivers.
         positions: absolute positions of the keys, in the prompt before the first action position.
 
     Raises:
-        InputError: the recipient is not clean, a position lies elsewhere, or keys of another shape.
+        InputError: the recipient is not clean, another position, or keys of another shape.
     """
     model = engine.model
     model.require_eval_mode()
@@ -146,8 +143,8 @@ def patch_path(
 ) -> Score:
     """Score the recipient's action with the path senders → the receivers' keys at these positions replaced.
 
-    `positions` are those of the run's position set `at`. Where the replacement is bit for bit what the senders have
-    there, the score is the recipient's own. Arguments and errors as `keys_without` and `patch_keys`.
+    `positions` are those of the run's position set `at`. Where the replacement equals the senders' z bit for bit, the
+    score is the recipient's own. Arguments and errors as `keys_without` and `patch_keys`.
     """
     model = engine.model
     keys = keys_without(model, recipient, receivers, senders, replacement, at)
@@ -163,7 +160,7 @@ def _replaced(model: Model, z: Tensor, replacement: Tensor) -> Float[Tensor, "la
     if wide.shape not in (z.shape, z[:, :1].shape):
         raise InputError(
             f"The senders' replacement is {tuple(replacement.shape)}, and not [layer, head, d_head] with or without "
-            f"an axis of {z.shape[1]} positions behind the first."
+            f"an axis of {z.shape[1]} positions after the first."
         )
     return wide.to(z).expand_as(z)
 
@@ -175,14 +172,14 @@ def _project(
     positions: Sequence[int],
     keys: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Keys that a stock block makes of these residual streams: [pos, kv_head, d_head], and as its cache keeps them.
+    """Keys that a stock block computes from these residual streams: `hook_k` [pos, kv_head, d_head], and as cached.
 
     Args:
         model: the model.
-        layer: whose block.
-        resid: before the block; its attention sees one position each, and its output is not used.
-        positions: for the rotary embedding, which `hook_k` stands before.
-        keys: put in the place of `hook_k`; only the second result differs then.
+        layer: of the block.
+        resid: before the block; each position attends to itself, and the block's output is not used.
+        positions: for the rotary embedding, which comes after `hook_k`.
+        keys: replace `hook_k`; only the cached keys differ then.
     """
     n = len(positions)
     cache = RowCache((), ())
@@ -221,7 +218,8 @@ def _packed(
             arguments = block_arguments(model, place, RowCache(other, prefix_cache.values))
             with hooked(model, capture_hooks(model, [name], scores.__setitem__), fires=1):
                 run_block(model, layer, row, arguments[layer])
-            hooks = [(name, _overwrite(receiving[layer], slice(None), scores[name][0, receiving[layer]]))]
+            own = receiving[layer]
+            hooks = [overwrite(name, (0, own), scores[name][0, own])]
         arguments = block_arguments(model, place, RowCache(prefix_cache.keys, prefix_cache.values))
         with hooked(model, hooks, fires=1):
             row = run_block(model, layer, row, arguments[layer])
@@ -233,7 +231,7 @@ def _packed(
 def _slowly(
     engine: Engine, recipient: Run, receivers: HeadSet, keys: Mapping[int, Tensor], where: Sequence[int]
 ) -> Score:
-    """One full forward a receiver layer, to see its scores with the keys replaced; then one that has them all."""
+    """One full forward a receiver layer, for its scores with the keys replaced; then one with all of these scores."""
     model, query = engine.model, recipient.query
     rows = slice(query.candidate.start, None)
     hooks: list[tuple[str, HookFunction]] = []
@@ -244,19 +242,8 @@ def _slowly(
         scores: dict[str, Tensor] = {}
         with hooked(model, [*hooks, *capture_hooks(model, [name], scores.__setitem__)], fires=1):
             reference.full_forward(model, replace(query, intervention=Intervention(edits)))
-        hooks.append((name, _overwrite(heads, rows, scores[name][0, heads, rows])))
+        hooks.append(overwrite(name, (0, heads, rows), scores[name][0, heads, rows]))
     with hooked(model, hooks, fires=1):
         [score] = reference.score(model, [query])
     engine.forwards.ran += len(hooks) + 1
     return score
-
-
-def _overwrite(heads: Sequence[int], rows: slice, scores: Tensor) -> HookFunction:
-    """A hook that gives these query heads other attention scores [head, row, src_pos] in these rows."""
-
-    def function(activation: Tensor, hook: Any) -> Tensor:
-        edited = activation.clone()
-        edited[0, list(heads), rows] = scores
-        return edited
-
-    return function

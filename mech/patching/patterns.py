@@ -1,14 +1,13 @@
-"""Exact patching of where a head looks from the action positions, with the values it finds there left its own.
+"""Exact patching of a head's attention pattern at the action positions, with the recipient's values.
 
-    z'[h] = pattern'[h] @ v[h]        pattern': the donor's attention of head h, put on the recipient's positions
+    z'[h] = pattern'[h] @ v[h]        pattern': the donor's attention of head h, moved to the recipient's positions
                                       v: the recipient's values, each read by a group of query heads
 
-What a head does is where it looks (pattern: set by q and k) and what it carries from there (v). Patching z changes
-both; this changes the first alone. `carried` says which of the recipient's positions have a counterpart in the donor;
-the others get no attention, so a donor without the record (noising) takes attention off it and puts it where the donor
-had it. Sliding windows need no care: the donor's weight goes to the positions that correspond.
+A head's z depends on its pattern (set by q and k) and on its values. Patching z changes both; this changes the pattern
+alone. Positions of the recipient without a counterpart in the donor get no attention, so a donor without the record
+(noising) moves the record's attention to where the donor had it. This holds under sliding windows too.
 
-Single heads: z' is known before the run (the layers below are the recipient's), so it is an edit of z, swept as in
+Single heads: z' is known before the run (lower layers are the recipient's), so it is an edit of z, swept as in
 `mech.patching.patch`. Sets: heads of later layers read values that the patch has changed, so the pattern itself is
 replaced in one packed row. `engine.slow` does both by a hook on `hook_pattern` in a full forward.
 """
@@ -16,7 +15,6 @@ replaced in one packed row. `engine.slow` does both by a hook on `hook_pattern` 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import einops
 import torch
@@ -37,10 +35,10 @@ from mech.interventions.intervention import Edit
 from mech.interventions.site_check import require_causal
 from mech.interventions.sites import kv_head_of
 from mech.models.model import Model
-from mech.patching.patch import all_heads, require_pair
+from mech.patching.patch import all_heads, overwrite, require_pair
 
 Columns = Sequence[tuple[int, int]]
-"""(donor position, recipient position) pairs: where attention to the one goes to the other."""
+"""(donor position, recipient position) pairs: attention to the first moves to the second."""
 
 
 def pattern_names(model: Model) -> list[str]:
@@ -48,20 +46,16 @@ def pattern_names(model: Model) -> list[str]:
     return everything_names(model, "hook_resid_pre", "attn.hook_v", "attn.hook_pattern")
 
 
-def carried(
+def moved_patterns(
     model: Model, recipient: Run, donor: Run, columns: Columns
 ) -> list[Float[Tensor, "head pos seq"]]:
-    """The donor's attention from the action positions, layer by layer, on the recipient's positions.
+    """The donor's attention from the action positions, moved to the recipient's positions, layer by layer.
 
-    Args:
-        model: the model.
-        recipient: whose positions.
-        donor: whose attention; it kept `pattern_names(model)`.
-        columns: which positions correspond; every position of the donor must be named, each once.
+    `columns` names each position of the donor exactly once; the donor kept `pattern_names(model)`.
 
     Raises:
-        InputError: a position is named twice, does not exist, or one of the donor is left out: its attention would be
-            lost, and rows would no longer sum to one.
+        InputError: a position is named twice, does not exist, or one of the donor is left out (rows would no longer sum
+            to one).
     """
     theirs, ours = [pair[0] for pair in columns], [pair[1] for pair in columns]
     n_theirs, n_ours = len(donor.query.tokens), len(recipient.query.tokens)
@@ -83,26 +77,22 @@ def carried(
 def patch_patterns(
     engine: Engine, recipient: Run, donor: Run, columns: Columns, heads: HeadSet | None = None
 ) -> dict[Head, Score]:
-    """Score the recipient's action with the pattern of one head after another taken from the donor.
+    """Score the recipient's action with the pattern of one head after another (None: of all) taken from the donor.
 
-    Args:
-        engine: its model runs; `engine.slow` replaces `hook_pattern` in one full forward a head.
-        recipient: a clean run that kept `pattern_names(model)`.
-        donor: a run of the same action that kept them too.
-        columns: as `carried`.
-        heads: which; None means all.
-
-    Returns:
-        Head → score. A head whose pattern is bit for bit the donor's needs no run: its score is the recipient's own.
+    Both runs kept `pattern_names(model)`. A head whose pattern equals the donor's bit for bit is not run: it has the
+    recipient's own score.
 
     Raises:
-        InputError: as `carried`; the actions differ, the recipient is not clean, a head does not exist.
+        InputError: as `moved_patterns`; the actions differ, the recipient is not clean, a head does not exist.
     """
     model = engine.model
     model.require_eval_mode()
     require_pair(recipient, donor)
     chosen = (all_heads(model) if heads is None else heads).check(model.n_layers, model.n_heads)
-    theirs, own = carried(model, recipient, donor, columns), by_layer(recipient, model, "attn.hook_pattern")
+    theirs, own = (
+        moved_patterns(model, recipient, donor, columns),
+        by_layer(recipient, model, "attn.hook_pattern"),
+    )
     changed = [h for h in chosen if not torch.equal(theirs[h.layer][h.head], own[h.layer][h.head])]
     scores = {head: recipient.score for head in chosen}
     if engine.slow:
@@ -125,14 +115,14 @@ def patch_pattern_sets(
 ) -> dict[str, Score]:
     """Score the recipient's action with the patterns of all heads of a set taken from the donor together, set by set.
 
-    Values are the recipient's, as they are under the patch. Arguments and errors as `patch_patterns`; InputError too
+    Values are the recipient's under the patch. Arguments and errors as `patch_patterns`; InputError too
     where a change of the pattern moves no logit of the model.
     """
     model = engine.model
     model.require_eval_mode()
     require_pair(recipient, donor)
     require_causal(model, ["pattern"])
-    theirs = carried(model, recipient, donor, columns)
+    theirs = moved_patterns(model, recipient, donor, columns)
     run = _slowly if engine.slow else _packed
     return {
         name: run(engine, recipient, heads.check(model.n_layers, model.n_heads), theirs)
@@ -165,7 +155,7 @@ def _packed(engine: Engine, recipient: Run, heads: HeadSet, patterns: Sequence[T
 
 
 def _slowly(engine: Engine, recipient: Run, heads: HeadSet, patterns: Sequence[Tensor]) -> Score:
-    """One full forward in which the pattern of these heads is replaced where the softmax has left it."""
+    """One full forward in which the pattern of these heads is replaced after the softmax."""
     rows = slice(recipient.query.candidate.start, None)
     hooks = [_replace(layer, those, rows, patterns) for layer, those in heads.per_layer().items()]
     with hooked(engine.model, hooks, fires=1):
@@ -179,10 +169,4 @@ def _replace(
 ) -> tuple[str, HookFunction]:
     """A hook that gives these query heads another pattern in these rows."""
     index = list(heads)
-
-    def function(activation: Tensor, hook: Any) -> Tensor:
-        edited = activation.clone()
-        edited[0, index, rows] = patterns[layer][index].to(activation)
-        return edited
-
-    return hook_name("pattern", layer), function
+    return overwrite(hook_name("pattern", layer), (0, index, rows), patterns[layer][index])

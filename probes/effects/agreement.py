@@ -1,25 +1,18 @@
 """Do head scores, frozen before any task data, rank heads as their causal effects do?
 
-For one direction (noise or denoise), with x_h the score of head h and e_h its mean effect (nats) over items:
+For one direction (noise or denoise), the scores x of heads beside their mean effects e (nats) over items:
 
-    spearman               correlation of the ranks of x and e, ties at their mean rank
-    spearman_within_layer  the same within each layer, pooled (`probes.stats.ranks.layer_spearman`): scores and
-                           effects that only lie in the same layers do not agree by it
-    kendall                tau-b: (concordant − discordant pairs) / sqrt(pairs untied in x · pairs untied in e)
-    recall                 |top k by x ∩ top k by e| / k; ties go to the lower layer, then head
-    jaccard                |top k by x ∩ top k by e| / |their union|
-    reliability            of the effects with themselves, without a score: one half of the tasks ranks heads as the
-                           other does (Spearman; `_within_layer`; `_recall` among the top k). Mean over splits of
-                           disjoint halves, and their range. A score cannot be expected to agree with effects better
-                           than these agree with themselves
+    spearman, spearman_within_layer, recall, jaccard
+                   of x and e, as `probes.stats.ranks` defines them; ties go to the lower layer, then head
+    kendall        tau-b: (concordant − discordant pairs) / sqrt(pairs untied in x · pairs untied in e)
+    reliability    of the effects with themselves, without a score: one half of the tasks ranks heads as the other does
+                   (Spearman; `_within_layer`; `_recall` among the top k). Mean over splits of disjoint halves, and
+                   their range: a score cannot be expected to agree with effects better than these with themselves
 
-`chance` is the expectation if the score ordered heads at random: 0, k / heads for recall, and for jaccard that of a
-hypergeometric overlap. `with` says in words what is agreed with, and `effects_nats` of `delta_nats` how much of the
-difference the single effects sum up to. Mean effects rank heads as shares do (Σ effects / Σ delta,
-`probes.effects.shares`) where Σ delta is positive.
-
-Heads may be ranked perfectly by effects that hardly add up to anything: in noising each head alone does little, as
-others stand in for it. A high agreement is not to be taken for more than it is (`Target`).
+`chance` is the expectation if the score ordered heads at random. `with` says in words what is agreed with, and
+`effects_nats` of `delta_nats` how much of the difference the single effects sum to. Mean effects rank heads as shares
+do (Σ effects / Σ delta, `probes.effects.shares`) where Σ delta is positive. Heads may be ranked perfectly by effects
+that hardly sum to anything: in noising each head alone does little, as others compensate for it.
 
 Intervals: 95 % percentile cluster bootstrap. Tasks are drawn with their items, the effects averaged and ranked anew in
 each draw; scores stay as they are. All scores see the same draws. Fewer than six clusters give no interval. A
@@ -29,19 +22,25 @@ percentile interval of a rank statistic leans towards 0, as draws add noise to r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
-from scipy.stats import rankdata
 
 from mech.errors import InputError
-from probes.stats.bootstrap import N_DRAWS, RngFactory, percentile_ends
+from probes.effects.shares import single_patches
+from probes.stats.bootstrap import (
+    N_DRAWS,
+    RngFactory,
+    cluster_codes,
+    cluster_sums,
+    draw_clusters,
+    percentile_ends,
+)
 from probes.stats.frame_checks import item_columns, rectangle, require
-from probes.stats.halves import ranking_reliability
-from probes.stats.ranks import chance_jaccard, places_by_value, ratio
+from probes.stats.ranks import NO_K, chance, rank_statistics, ranking_reliability, ratio
 
 AGREED_WITH = ("with", "effects_nats", "delta_nats")
 UNITS = {"z": "head", "mlp_out": "MLP"}
@@ -53,8 +52,7 @@ AGREEMENT = (
 BETWEEN = ("score", "other", "spearman", "kendall", "n_heads")
 TOP = (4, 8, 16, 32)
 _HEAD = ["layer", "head"]
-_NO_K = 0  # of the statistics that take all heads
-_Key = tuple[str, str, int]
+_Key = tuple[str, int]
 _MAX_CELLS = 4_000_000  # draws × pairs held at once: 16 MB in float32
 
 
@@ -96,8 +94,8 @@ def agreement(
     Args:
         scores: one row a head: layer, head, and a column a score.
         effects: item_id, task_id (the cluster), direction, layer, head, effect_nats, delta (the item's difference);
-            one row an item, direction and head. With a column `set`, rows that name one (joint patches) are left
-            aside. Where only some heads were patched, the agreement is over those, and `n_heads` says how many.
+            one row an item, direction and head. With a column `set`, rows that name one (joint patches) are not
+            read. Where only some heads were patched, the agreement is over those, and `n_heads` says how many.
         rng_for: gives the streams `agreement/DIRECTION` and `reliability/DIRECTION`.
         columns: the scores to compare; None takes every numeric column but layer, head, selected.
         top: the k of the overlaps; those above the number of heads are left out.
@@ -112,7 +110,7 @@ def agreement(
         InputError: a column or number is missing, a head has no score or two, items were patched on unequal heads.
     """
     chosen = _score_columns(scores, columns)
-    single = effects[effects["set"].isna() | (effects["set"] == "")] if "set" in effects else effects
+    single = single_patches(effects)
     require(
         single,
         ["item_id", "task_id", "direction", *_HEAD, "effect_nats", "delta"],
@@ -121,51 +119,34 @@ def agreement(
     lines: list[tuple[object, ...]] = []
     for direction, group in single.groupby("direction", sort=True):
         table = rectangle(group, _HEAD, "effect_nats")
+        n_heads = table.shape[1]
         values = _scores_of(scores, chosen, table.columns)
         items = item_columns(group, table.index)
-        tasks = items["task_id"]
         target = Target.of(str(direction), table, items["delta"])
         layers = table.columns.get_level_values("layer").to_numpy(int)
-        sums, codes = table.to_numpy(float), np.unique(tasks.astype(str), return_inverse=True)[1]
-        n_clusters = int(codes.max()) + 1
-        clusters = np.zeros((n_clusters, sums.shape[1]))
-        np.add.at(clusters, codes, sums)
-        rng = rng_for(f"agreement/{direction}")
-        taken = rng.multinomial(n_clusters, np.full(n_clusters, 1 / n_clusters), size=n_draws)
+        codes, n_clusters = cluster_codes(items["task_id"], len(table))
+        clusters = cluster_sums(table.to_numpy(float), codes, n_clusters)
+        taken = draw_clusters(n_clusters, rng_for(f"agreement/{direction}"), n_draws)
         # Sums rank heads as means do: every head has the same items in a draw.
         found = _statistics(values, clusters.sum(0)[None], top, layers)
         drawn = _statistics(values, taken @ clusters, top, layers)
-        counts = (len(table), n_clusters, sums.shape[1])
-        for (name, statistic, k), estimates in found.items():
-            cells = _interval(float(estimates[0]), drawn[name, statistic, k], n_clusters)
-            about = (
-                direction,
-                name,
-                statistic,
-                k or math.nan,
-                *cells[:3],
-                _chance(statistic, k, sums.shape[1]),
-            )
-            lines.append((*about, *counts, cells[3], *target.cells()))
-        splits = ranking_reliability(clusters, rng_for(f"reliability/{direction}"), layers, tuple(top))
+        counts = (len(table), n_clusters, n_heads)
+        for index, name in enumerate(chosen):
+            for (statistic, k), estimates in found.items():
+                cells = _interval(float(estimates[index, 0]), drawn[statistic, k][index], n_clusters)
+                about = (direction, name, statistic, k or math.nan, *cells[:3], chance(statistic, k, n_heads))
+                lines.append((*about, *counts, cells[3], *target.cells()))
+        splits = ranking_reliability(clusters, rng_for(f"reliability/{direction}"), layers, top)
         for (statistic, k), one in splits.items():
-            name = reliability_name(statistic)
-            range_of = (one.mean, one.lowest, one.highest, _chance(statistic, k, sums.shape[1]))
-            about = (direction, "", name, k or math.nan, *range_of)
+            range_of = (one.mean, one.lowest, one.highest, chance(statistic, k, n_heads))
+            about = (direction, "", reliability_name(statistic), k or math.nan, *range_of)
             lines.append((*about, *counts, one.n_splits == 0, *target.cells(half=True)))
     return pd.DataFrame(lines, columns=list(AGREEMENT))
 
 
 def reliability_name(statistic: str) -> str:
     """What a statistic of one half with the other is called: reliability, with `_within_layer` or `_recall`."""
-    return {"spearman": "reliability", "spearman_within_layer": "reliability_within_layer"}.get(
-        statistic, f"reliability_{statistic}"
-    )
-
-
-def _chance(statistic: str, k: int, n_heads: int) -> float:
-    """What a random order gives."""
-    return {"jaccard": chance_jaccard(k, n_heads), "recall": k / n_heads}.get(statistic, 0.0) if k else 0.0
+    return "reliability" + f"_{statistic}".replace("_spearman", "")
 
 
 def between_scores(scores: pd.DataFrame, by: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
@@ -178,76 +159,24 @@ def between_scores(scores: pd.DataFrame, by: str, columns: Sequence[str] | None 
     if by not in scores.columns:
         raise InputError(f"There is no score '{by}' to compare with.")
     heads = pd.MultiIndex.from_frame(scores[_HEAD].sort_values(_HEAD))
-    values = _scores_of(scores, list(dict.fromkeys([by, *chosen])), heads)
-    others = {name: value for name, value in values.items() if name != by}
-    found = _statistics(others, values[by][None], (), None)
-    lines = [
-        (
-            by,
-            name,
-            *(float(found[name, statistic, _NO_K][0]) for statistic in ("spearman", "kendall")),
-            len(heads),
-        )
-        for name in others
-    ]
+    others = [name for name in chosen if name != by]
+    [reference, *values] = _scores_of(scores, [by, *others], heads)
+    found = _statistics(np.array(values).reshape(-1, len(heads)), reference[None])
+    rho, tau = (found[name, NO_K][:, 0].tolist() for name in ("spearman", "kendall"))
+    lines = [(by, *cells, len(heads)) for cells in zip(others, rho, tau, strict=True)]
     return pd.DataFrame(lines, columns=list(BETWEEN))
 
 
 def _statistics(
-    values: dict[str, Float[np.ndarray, " head"]],
+    values: Float[np.ndarray, "score head"],
     effects: Float[np.ndarray, "draw head"],
-    top: Sequence[int],
-    layers: Int[np.ndarray, " head"] | None,
-) -> dict[_Key, Float[np.ndarray, " draw"]]:
-    """(score, statistic, k) → its value in each draw of effects."""
-    found: dict[_Key, Float[np.ndarray, " draw"]] = {}
-    ranks = rankdata(effects, axis=1)
-    taus = _kendall(np.stack(list(values.values())), effects) if values else np.empty((0, len(effects)))
-    sizes = [k for k in top if 1 <= k <= effects.shape[1]]
-    places = places_by_value(effects)
-    within = _layer_ranks(effects, layers) if layers is not None else []
-    for index, (name, value) in enumerate(values.items()):
-        found[name, "spearman", _NO_K] = _correlation(rankdata(value), ranks)
-        if layers is not None:
-            found[name, "spearman_within_layer", _NO_K] = _within_layers(value, within, len(effects))
-        found[name, "kendall", _NO_K] = taus[index]
-        own = places_by_value(value[None])
-        for k in sizes:
-            common = ((own < k) & (places < k)).sum(axis=1)
-            found[name, "recall", k] = common / k
-            found[name, "jaccard", k] = common / (2 * k - common)
-    return found
-
-
-def _layer_ranks(
-    effects: Float[np.ndarray, "draw head"], layers: Int[np.ndarray, " head"]
-) -> list[tuple[Int[np.ndarray, " _"], Float[np.ndarray, "draw _"]]]:
-    """Of every layer of three heads or more: which heads are its own, and their ranks in each draw."""
-    own = [np.flatnonzero(layers == layer) for layer in np.unique(layers)]
-    return [(heads, rankdata(effects[:, heads], axis=1)) for heads in own if len(heads) > 2]
-
-
-def _within_layers(
-    value: Float[np.ndarray, " head"],
-    within: Sequence[tuple[Int[np.ndarray, " _"], Float[np.ndarray, "draw _"]]],
-    n_draws: int,
-) -> Float[np.ndarray, " draw"]:
-    """As `probes.stats.ranks.layer_spearman`, of one score with many draws."""
-    total, weight = np.zeros(n_draws), np.zeros(n_draws)
-    for heads, ranks in within:
-        found = _correlation(rankdata(value[heads]), ranks)
-        known = ~np.isnan(found)
-        total[known] += (len(heads) - 1) * found[known]
-        weight[known] += len(heads) - 1
-    return ratio(total, weight)
-
-
-def _correlation(
-    one: Float[np.ndarray, " head"], many: Float[np.ndarray, "draw head"]
-) -> Float[np.ndarray, " draw"]:
-    """Pearson's correlation of `one` with each row of `many`; NaN where either does not vary."""
-    a, b = one - one.mean(), many - many.mean(axis=1, keepdims=True)
-    return ratio(b @ a, np.sqrt((a @ a) * (b * b).sum(axis=1)))
+    top: Sequence[int] = (),
+    layers: Int[np.ndarray, " head"] | None = None,
+) -> dict[_Key, Float[np.ndarray, "score draw"]]:
+    """(statistic, k) → its value for each score in each draw of effects."""
+    found = rank_statistics(values[:, None], effects, top, layers)
+    found["kendall", NO_K] = _kendall(values, effects)
+    return dict(sorted(found.items(), key=lambda one: one[0][1] > 0))  # those of all heads first
 
 
 def _kendall(
@@ -257,17 +186,13 @@ def _kendall(
     low, high = np.triu_indices(values.shape[1], 1)
     own = np.sign(values[:, low] - values[:, high]).astype(np.float32)
     out = np.empty((len(values), len(effects)))
-    for block in _blocks(len(effects), max(1, len(low))):
-        signs = np.sign(effects[block][:, low] - effects[block][:, high]).astype(np.float32)
+    step = max(1, _MAX_CELLS // max(1, len(low)))
+    for start in range(0, len(effects), step):
+        block = effects[start : start + step]
+        signs = np.sign(block[:, low] - block[:, high]).astype(np.float32)
         untied = np.outer((own != 0).sum(axis=1), (signs != 0).sum(axis=1)).astype(float)
-        out[:, block] = ratio((own @ signs.T).astype(float), np.sqrt(untied))
+        out[:, start : start + step] = ratio((own @ signs.T).astype(float), np.sqrt(untied))
     return out
-
-
-def _blocks(n: int, width: int) -> Iterator[slice]:
-    step = max(1, _MAX_CELLS // width)
-    for start in range(0, n, step):
-        yield slice(start, min(n, start + step))
 
 
 def _interval(
@@ -292,19 +217,24 @@ def _score_columns(scores: pd.DataFrame, columns: Sequence[str] | None) -> list[
 
 def _scores_of(
     scores: pd.DataFrame, columns: Sequence[str], heads: pd.MultiIndex
-) -> dict[str, Float[np.ndarray, " head"]]:
+) -> Float[np.ndarray, "score head"]:
     """The scores of these heads, in their order; raises InputError for a head without one or with two."""
     table = scores.set_index(_HEAD)[list(columns)]
     if table.index.has_duplicates:
         layer, head = table.index[table.index.duplicated()][0]
-        raise InputError(f"L{layer}H{head} stands twice among the head scores.")
-    lacking = [key for key in heads if key not in table.index]
-    if lacking:
-        raise InputError(f"L{lacking[0][0]}H{lacking[0][1]} was patched and has no score.")
+        raise InputError(f"L{layer}H{head} occurs twice among the head scores.")
+    require_scores(table, heads)
     chosen = table.loc[list(heads)]
     for name in columns:
         wrong = ~np.isfinite(chosen[name].to_numpy(float))
         if wrong.any():
             layer, head = chosen.index[wrong][0]
             raise InputError(f"The score {name} of L{layer}H{head} is no finite number.")
-    return {name: chosen[name].to_numpy(float) for name in columns}
+    return chosen.to_numpy(float).T
+
+
+def require_scores(scores: pd.DataFrame, heads: Iterable[tuple[int, int]]) -> None:
+    """Raise InputError where one of the heads is not in the index (layer, head) of the scores."""
+    lacking = [key for key in heads if key not in scores.index]
+    if lacking:
+        raise InputError(f"L{lacking[0][0]}H{lacking[0][1]} was patched and has no score.")

@@ -3,22 +3,22 @@
 Rows (ATTRIBUTION): one an item, metric, direction and unit. A unit is a head (site z) or a layer's MLP (site mlp_out,
 which has no head); its exact effect and its estimate are in nats, with the signs of `probes.effects.shares`.
 
-Units are ranked by magnitude, since heads that hold copying back are to
-be found as well; ties go to the lower layer, then head.
+Units are ranked by magnitude, so that suppression heads (negative effects) are found as well; ties go to the lower
+layer, then head.
 
-    spearman               rank correlation of exact effect and estimate (signed, ties at their mean rank)
-    spearman_within_layer  the same within each layer, pooled (`probes.stats.ranks.layer_spearman`): of heads alone
-    recall@k               of the k units of largest exact effect, the share that is among the k of largest estimate
-    reliability            of the exact effects with themselves: one half of the tasks with the other, mean over splits
-                           and their range; `reliability_within_layer` likewise: estimates cannot be expected to agree
-                           with effects better than these agree with themselves
-    screen of s            only the s units of largest estimate are patched exactly; it misses the others
+    spearman, spearman_within_layer
+                    rank correlation of exact effect and estimate, signed (`probes.stats.ranks`)
+    recall@k        of the k units of largest exact effect, the share that is among the k of largest estimate
+    reliability, reliability_within_layer
+                    of the exact effects with themselves: one half of the tasks with the other, mean over splits and
+                    their range: estimates cannot be expected to agree with effects better than these with themselves
+    screen of s     only the s units of largest estimate are patched exactly; it misses the others
 
 Each statistic is taken per item (scope item: mean over items) and of effects and estimates averaged over items (scope
 pooled: the ranking that a study reports). `with` says what the agreement is with. Intervals: 95 %, tasks drawn with
 their items (`probes.stats.bootstrap`), from six tasks on; pooled statistics are taken anew in each draw, and lean
 towards lower agreement, as draws add noise to ranks. What a screen misses is known only where everything was patched:
-for other items it is a forecast.
+for other items it is an extrapolation.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.patching.attribution import Attribution, attribute
 from mech.patching.gradients import SITES
-from mech.patching.patch import DIRECTIONS, direction_sign
-from probes.effects.agreement import AGREED_WITH, UNITS, Target
+from mech.patching.patch import direction_sign
+from probes.effects.agreement import AGREED_WITH, TOP, UNITS, Target, reliability_name
 from probes.scoring.contrast import Contrast
 from probes.scoring.metric_sums import DIVERGING, FAILED
 from probes.stats.bootstrap import (
@@ -47,18 +47,24 @@ from probes.stats.bootstrap import (
     cluster_bootstrap,
     cluster_codes,
     cluster_ratios,
+    cluster_sums,
     draw_clusters,
     percentile_ends,
 )
-from probes.stats.frame_checks import item_columns, rectangle, require
-from probes.stats.halves import ranking_reliability
-from probes.stats.ranks import layer_spearman, places, ratio, recall, spearman
+from probes.stats.frame_checks import (
+    item_columns,
+    rectangle,
+    require,
+    require_columns,
+    require_directions,
+)
+from probes.stats.ranks import NO_K, places, rank_statistics, ranking_reliability, ratio
 
 ATTRIBUTION = (
     *("item_id", "task_id", "direction", "delta", "site", "layer", "head"),
     *("effect_nats", "estimate_nats"),
 )
-NO_HEAD = -1  # stands for the head of an MLP while tables are pivoted
+NO_HEAD = -1  # the head of an MLP while tables are pivoted
 
 _UNIT = ["layer", "head"]
 SCREENING = (
@@ -73,9 +79,6 @@ MISSES = (
     *("site", "direction", "screen", "quantity", "k", "mean", "ci_lo", "ci_hi", "worst"),
     *("n", "n_clusters"),
 )
-TOP = (4, 8, 16, 32)
-
-_NO_K = 0  # of what takes all units
 
 
 @dataclass(frozen=True)
@@ -106,11 +109,11 @@ def attribute_sums(
     not all of it. Errors as `mech.patching.attribution.attribute`.
     """
     sign = direction_sign(direction)
-    whole = attribute(engine, recipient, donor, steps, sites=sites)
-    found = {candidate: whole.signed(sign)}
+    total = attribute(engine, recipient, donor, steps, sites=sites)
+    found = {candidate: total.signed(sign)}
     if candidate == FAILED and contrast.references:
         first = contrast.diverging_from
-        part = attribute(engine, recipient, donor, steps, sites=sites, first=first) if first else whole
+        part = attribute(engine, recipient, donor, steps, sites=sites, first=first) if first else total
         found[DIVERGING] = part.signed(sign)
     return found
 
@@ -159,16 +162,12 @@ def units_of(attribution: Attribution) -> dict[str, float]:
 
 def tables(rows: pd.DataFrame) -> Iterator[Table]:
     """The rows by site and direction; InputError for rows that could only give a wrong comparison."""
-    missing = [column for column in ATTRIBUTION if column not in rows.columns]
-    if missing:
-        raise InputError(f"The rows lack the columns {', '.join(missing)}.")
+    require_columns(rows, ATTRIBUTION)
     # An MLP has no head; a head without a number is an error.
     filled = rows.assign(head=rows["head"].mask(rows["site"] == "mlp_out", NO_HEAD))
     needed = [name for name in ATTRIBUTION if name != "delta"]
     require(filled, needed, ["item_id", "direction", "site", *_UNIT])
-    unknown = filled.loc[~filled["direction"].isin(DIRECTIONS), "direction"]
-    if len(unknown):
-        raise InputError(f"'{unknown.iloc[0]}' is not a direction: write noise or denoise.")
+    require_directions(filled)
     for (site, direction), group in filled.groupby(["site", "direction"], sort=True):
         exact, guess = (rectangle(group, _UNIT, value) for value in ("effect_nats", "estimate_nats"))
         items = item_columns(group, exact.index)
@@ -199,8 +198,7 @@ def screen_agreement(
     """Spearman and recall@k of the screen against the exact sweep, per item and pooled, with intervals.
 
     Args:
-        rows: the columns of ATTRIBUTION; every item of a site and direction has
-            the same units.
+        rows: the columns of ATTRIBUTION; every item of a site and direction has the same units.
         rng_for: gives the streams `screening/SITE/DIRECTION/item/STATISTIC`, `screening/SITE/DIRECTION/pooled` and
             `reliability/SITE/DIRECTION`.
         top: the k of recall; those that are not fewer than the units are left out, as recall is then 1.
@@ -208,11 +206,11 @@ def screen_agreement(
 
     Returns:
         The columns of SCREENING: k is NaN but for recall, n counts items, n_clusters tasks. An interval is NaN with
-        fewer than six clusters, or where a statistic is undefined (Spearman where all units are equal); in the lines of
-        a reliability stands the range of the splits in its place.
+        fewer than six clusters, or where a statistic is undefined (Spearman where all units are equal), and the range
+        of the splits for a reliability.
 
     Raises:
-        InputError: a column or number is missing, a row stands twice, items have unequal units.
+        InputError: a column or number is missing, a row occurs twice, items have unequal units.
     """
     lines = []
     for table in tables(rows):
@@ -224,8 +222,7 @@ def screen_agreement(
         for (statistic, k), values in per_item.items():
             rng = rng_for(f"{name}/item/{statistic}{k or ''}")
             found = cluster_bootstrap(values, table.tasks, rng, n_draws)
-            cells = (found.mean, found.lo, found.hi, *counts)
-            lines.append((*key, "item", statistic, k, *cells, *target.cells()))
+            lines.append((*key, "item", statistic, k, *found.cells, *counts, *target.cells()))
         pooled = _pooled(table, top, rng_for(f"{name}/pooled"), n_draws)
         lines += [
             (*key, "pooled", statistic, k, *ends, *counts, *target.cells())
@@ -234,9 +231,10 @@ def screen_agreement(
         sums = _cluster_sums(table.exact, table.tasks)
         splits = ranking_reliability(sums, rng_for(f"reliability/{table.site}/{table.direction}"), layers)
         for (statistic, _), one in splits.items():
-            name = statistic.replace("spearman", "reliability")
             cells = (one.mean, one.lowest, one.highest, *counts)
-            lines.append((*key, "pooled", name, _NO_K, *cells, *target.cells(half=True)))
+            lines.append(
+                (*key, "pooled", reliability_name(statistic), NO_K, *cells, *target.cells(half=True))
+            )
     return _without_zero(pd.DataFrame(lines, columns=list(SCREENING)))
 
 
@@ -246,7 +244,7 @@ def false_negatives(rows: pd.DataFrame, k: int, screen: int) -> pd.DataFrame:
     Args:
         rows: as `screen_agreement`.
         k: how many units of largest exact effect are looked for.
-        screen: how many units of largest estimate are kept.
+        screen: how many units of largest estimate a screen takes.
 
     Returns:
         The columns of NEGATIVES, ranks from 1; item_id is empty in the scope pooled, whose effects are means over
@@ -277,7 +275,7 @@ def _missed(
 ) -> Iterator[tuple[Any, ...]]:
     """The lines of NEGATIVES of one scope: per item, largest exact effect first."""
     ours, theirs = exact.to_numpy(float), guess.to_numpy(float)
-    rank, estimate_rank = places(ours) + 1, places(theirs) + 1
+    rank, estimate_rank = _places(ours) + 1, _places(theirs) + 1
     missed = np.argwhere((rank <= k) & (estimate_rank > screen)).tolist()
     for row, column in sorted(missed, key=lambda at: (at[0], rank[at[0], at[1]])):
         at = row, column
@@ -310,19 +308,19 @@ def misses(
     lines: list[tuple[Any, ...]] = []
     for table in tables(rows):
         exact, tasks, size = table.exact.to_numpy(float), table.tasks, table.exact.shape[1]
-        left_out = places(table.guess.to_numpy(float)) >= screen
+        left_out = _places(table.guess.to_numpy(float)) >= screen
         effects, gone = np.abs(exact), np.where(left_out, np.abs(exact), 0.0)
         key, name = (table.site, table.direction, min(screen, size)), f"misses/{table.site}/{table.direction}"
         for k in [k for k in top if k <= size]:
-            counts = (left_out & (places(exact) < k)).sum(axis=1).astype(float)
+            counts = (left_out & (_places(exact) < k)).sum(axis=1).astype(float)
             found = cluster_bootstrap(counts, tasks, rng_for(f"{name}/missed_top{k}"), n_draws)
             lines.append((*key, "missed_top", k, *_cells(found, counts)))
         largest = gone.max(axis=1)
         found = cluster_bootstrap(largest, tasks, rng_for(f"{name}/largest_nats"), n_draws)
-        lines.append((*key, "largest_nats", _NO_K, *_cells(found, largest)))
+        lines.append((*key, "largest_nats", NO_K, *_cells(found, largest)))
         sums = gone.sum(axis=1, keepdims=True), effects.sum(axis=1, keepdims=True)
         [found] = cluster_ratios(*sums, tasks, rng_for(f"{name}/magnitude_share"), n_draws)
-        lines.append((*key, "magnitude_share", _NO_K, *_cells(found, ratio(*sums)[:, 0])))
+        lines.append((*key, "magnitude_share", NO_K, *_cells(found, ratio(*sums)[:, 0])))
     return _without_zero(pd.DataFrame(lines, columns=list(MISSES)))
 
 
@@ -358,7 +356,12 @@ def _require_positive(value: int, name: str) -> None:
 
 def _without_zero(table: pd.DataFrame) -> pd.DataFrame:
     """The table with an empty k for what takes all units."""
-    return table.assign(k=table["k"].where(table["k"] != _NO_K).astype("Int64"))
+    return table.assign(k=table["k"].where(table["k"] != NO_K).astype("Int64"))
+
+
+def _places(values: Float[np.ndarray, "row unit"]) -> Int[np.ndarray, "row unit"]:
+    """Place of each unit in its row by magnitude, 0 the largest."""
+    return places(np.abs(values))
 
 
 def _statistics(
@@ -368,11 +371,9 @@ def _statistics(
     layers: Int[np.ndarray, " unit"] | None,
 ) -> dict[tuple[str, int], Float[np.ndarray, " row"]]:
     """(statistic, k) → its value in each row."""
-    sizes = [k for k in top if 1 <= k < exact.shape[1]]
-    found = {("spearman", _NO_K): spearman(exact, guess)}
-    if layers is not None:
-        found["spearman_within_layer", _NO_K] = layer_spearman(exact, guess, layers)
-    return {**found, **{("recall", k): recall(exact, guess, k) for k in sizes}}
+    sizes = [k for k in top if k < exact.shape[1]]
+    found = rank_statistics(exact, guess, sizes, layers, by_magnitude=True)
+    return {key: values for key, values in found.items() if key[0] != "jaccard"}
 
 
 def _layers(table: Table) -> Int[np.ndarray, " unit"] | None:
@@ -383,10 +384,7 @@ def _layers(table: Table) -> Int[np.ndarray, " unit"] | None:
 
 
 def _cluster_sums(values: pd.DataFrame, tasks: pd.Series) -> Float[np.ndarray, "cluster unit"]:
-    codes, n_clusters = cluster_codes(tasks, len(values))
-    sums = np.zeros((n_clusters, values.shape[1]))
-    np.add.at(sums, codes, values.to_numpy(float))
-    return sums
+    return cluster_sums(values.to_numpy(float), *cluster_codes(tasks, len(values)))
 
 
 def _pooled(
@@ -407,4 +405,4 @@ def _pooled(
 def _cells(
     found: Interval, values: Float[np.ndarray, " item"]
 ) -> tuple[float, float, float, float, int, int]:
-    return found.mean, found.lo, found.hi, float(np.max(values)), found.n, found.n_clusters
+    return (*found.cells, float(np.max(values)), *found.counts)

@@ -1,13 +1,13 @@
-"""What a found set of heads is worth where it was not found: shares, controls, completeness, minimality.
+"""A found set of heads tested where it was not found: shares, controls, completeness, minimality.
 
     share(S)            Σ effect of S / Σ delta over items: a ratio of means, tasks as clusters
                         (`probes.effects.shares`)
     completeness(K)     |F(C ∖ K) − F(M ∖ K)| for a subset K of the circuit C, M being all heads: if C is all there is,
-                        taking K out of the circuit and out of the model leaves the same. F is faithfulness as a share.
+                        ablating K leaves the same of the circuit and of the model. F is faithfulness as a share.
                         As F(M ∖ K) = 1 − N(K) (`mech.patching.circuits`), N being necessity, no further runs are
                         needed. K = ∅ gives |F(C) − 1|; the worst K is what a circuit is judged by.
     minimality(h)       share(C) − share(C ∖ h), by the criterion the circuit was found with
-    p against random    (b + 1) / (m + 1): b of the m random sets carry as much or more
+    p against random    (b + 1) / (m + 1): b of the m random sets have as large a share or larger
 
 Completeness and minimality follow Wang et al. 2022 (arXiv:2211.00593, section 4), with random K only.
 """
@@ -24,50 +24,11 @@ from jaxtyping import Float
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from probes.effects.dose import among
-from probes.scoring.contrast import Contrast
 from probes.stats.bootstrap import N_DRAWS, Interval, cluster_bootstrap, cluster_ratios
 from probes.stats.frame_checks import MIN_DELTA
 
 SMALL_COST = 0.01
-"""Taking a head out costs less than this share: the circuit hardly needs it."""
-
-
-@dataclass(frozen=True)
-class Scored:
-    """What the metrics of `probes.scoring.contrast` are made of, as sums: of log-probabilities, or of effects on them.
-
-    Attributes:
-        logprobs: candidate → nats; "failed", and the references there are.
-        n_tokens: candidate → how many tokens it has.
-        diverging: a×'s tokens from the first on at which it differs from the reference, nats.
-        n_diverging: how many tokens that is.
-    """
-
-    logprobs: Mapping[str, float]
-    n_tokens: Mapping[str, int]
-    diverging: float
-    n_diverging: int
-
-
-def metric_values(sums: Scored) -> dict[str, float]:
-    """Metric → its value; logprob and its per-token form alone where there is no reference.
-
-    As `Contrast.values`, from sums instead of tokens: all metrics are linear, so of effects they are effects.
-    """
-    per_token = {name: value / sums.n_tokens[name] for name, value in sums.logprobs.items()}
-    values = {"logprob": sums.logprobs["failed"], "logprob_per_token": per_token["failed"]}
-    others = [name for name in sums.logprobs if name != "failed"]
-    if others:
-        values["margin"] = values["logprob"] - _mean([sums.logprobs[name] for name in others])
-        values["margin_per_token"] = per_token["failed"] - _mean([per_token[name] for name in others])
-        values["diverging"] = sums.diverging
-        values["diverging_per_token"] = sums.diverging / sums.n_diverging
-    return values
-
-
-def needed(contrast: Contrast, metric: str) -> tuple[str, ...]:
-    """The candidates that a metric is made of: all for a margin, a× alone for the others."""
-    return contrast.candidates if metric.startswith("margin") else ("failed",)
+"""A head whose ablation costs less than this share is one that the circuit hardly needs."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +55,7 @@ def require_delta(deltas: Sequence[float], tasks: Sequence[str], rng: np.random.
     if abs(found.mean) < MIN_DELTA or unsure:
         raise InputError(
             f"{what} is {found.mean:.3f} nats on the mean of {found.n} training items (95 % interval {found.lo:.3f} "
-            f"to {found.hi:.3f}): too small to divide by, so no head carries a share of it."
+            f"to {found.hi:.3f}): too small to divide by, so no head has a share of it."
         )
 
 
@@ -114,8 +75,7 @@ def shares(
     found = cluster_ratios(effects, bottoms, list(tasks), rng, n_draws)
     if len(deltas) and abs(float(deltas.mean())) >= min_delta:
         return found
-    nan = math.nan
-    return [Interval(nan, nan, nan, one.n, one.n_clusters, nan, True) for one in found]
+    return [Interval.unknown(*one.counts) for one in found]
 
 
 def pooled(effects: Float[np.ndarray, "item set"], deltas: Float[np.ndarray, " item"]) -> list[float]:
@@ -130,10 +90,6 @@ def against_random(share: float, controls: Sequence[float]) -> Against:
     """A share against those of random sets: the percentage of them below it, and the one-sided p."""
     mean, _, _, n, p, percentile = among(share, np.asarray(controls, dtype=float))
     return Against(mean, percentile, p, n)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def random_subsets(heads: HeadSet, n: int, rng: np.random.Generator) -> list[HeadSet]:
@@ -166,11 +122,11 @@ def completeness_gaps(
 def minimality(
     share: float, left: Mapping[Head, float], small: float = SMALL_COST
 ) -> dict[Head, tuple[float, bool]]:
-    """Head → what taking it out of the circuit costs, and whether that is less than `small`.
+    """Head → what its ablation costs the circuit, and whether that is less than `small`.
 
     Args:
         share: the circuit's.
         left: head → the share of the circuit without it.
-        small: below this cost a head is named as one the circuit hardly needs.
+        small: a cost below this is marked.
     """
     return {head: (share - rest, share - rest < small) for head, rest in left.items()}

@@ -1,9 +1,9 @@
-"""Searches for the smallest set of heads that carries a share of a difference, over any function of sets.
+"""Searches for the smallest set of heads with a given share of a difference, over any function of sets.
 
     by_ranking    the smallest prefix of a ranking that reaches the target, every prefix checked in order
-    greedy        the head that raises the share most is added, until the target is reached; then heads are taken out
-    eliminate     from a prefix that reaches the target, the heads that matter least are taken out
-    prune         the taking out alone
+    greedy        the head that raises the share most is added, until the target is reached; then heads are removed
+    eliminate     from a prefix that reaches the target, the heads that matter least are removed
+    prune         the removal alone
 
 `value` gives the exact share of each of some sets (for a study: a ratio of means over training items). It need be
 neither monotone nor additive. An OR (either of two heads is enough) hides from `greedy` when it is measured by
@@ -107,9 +107,9 @@ def greedy(
         shares.append(float(found[best]))
         del gains[best]
         if shares[-1] >= target:
-            whole = _found(chosen, shares, reached=True)
-            kept, share = prune(chosen, shares[-1], value, target)
-            return Found(kept, share, True, whole.curve, whole.falls)
+            grown = _found(chosen, shares, reached=True)
+            left, share = prune(chosen, shares[-1], value, target)
+            return Found(left, share, True, grown.curve, grown.falls)
     return _found(chosen, shares, reached=False)
 
 
@@ -118,19 +118,19 @@ def eliminate(ranking: Sequence[Head], value: Value, target: float, max_size: in
     start = by_ranking(ranking, value, target, max_size)
     if not start.reached:
         return start
-    kept, share = prune(start.heads, start.share, value, target)
-    return Found(kept, share, True, start.curve, start.falls)
+    left, share = prune(start.heads, start.share, value, target)
+    return Found(left, share, True, start.curve, start.falls)
 
 
 def prune(heads: Sequence[Head], share: float, value: Value, target: float) -> tuple[tuple[Head, ...], float]:
-    """Take out heads while the share stays at the target or above.
+    """Remove heads while the share is at the target or above.
 
-    Each round checks every head's removal and takes out as many of the cheapest as the target allows when they go
-    together (half of the set, or half of that, …), at last one at a time: no head of the result can be taken out
+    Each round checks every head's removal and removes as many of the cheapest as the target allows
+    together (half of the set, or half of that, …), at last one at a time: no head of the result can be removed
     alone.
 
     Args:
-        heads: a set that reaches the target, in any order, which is kept.
+        heads: a set that reaches the target, in any order; the result has the same order.
         share: its share.
         value: exact shares.
         target: the share to keep.

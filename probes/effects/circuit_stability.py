@@ -1,4 +1,4 @@
-"""How a set of heads is tested where it was not found, and how far it depends on what it was found with.
+"""Held-out items for a set of heads, and the stability of the set over halves of the items it was found on.
 
     split_items     training and held-out items that share no task and no goal, or no template either
     halves          the training items in two parts that share no cluster: what one finds against what the other finds
@@ -45,7 +45,7 @@ def split_items(
 
     Args:
         items: decision points of at least two tasks, or templates.
-        level: what goes to one side as a whole; tasks of one goal always stay together.
+        level: what is never divided between the sides; tasks of one goal always stay together.
         held_out: share of the tasks (templates) to hold out, between 0 and 1; at least one stays on each side.
         rng: draws the groups.
 

@@ -2,7 +2,7 @@
 
     share removed    (mean of the unablated model − mean under ablation) / mean of the unablated model
     p of a set       (b + 1) / (m + 1): b of the m controls of its size and kind remove as much or more
-    area             mean height of a dose curve over k = 0 … largest k (trapezoids, k linear)
+    area             mean height of a dose curve over k = 0 … largest k (trapezoids, k linear; `dose_areas`)
 
 Shares are NaN, and flagged, where the mean of the unablated model is too small to divide by. Intervals:
 `probes.stats.bootstrap`, with tasks as clusters. All rows are of one model and one environment.
@@ -19,7 +19,16 @@ from jaxtyping import Float
 
 from mech.errors import InputError
 from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_ratios
-from probes.stats.frame_checks import MIN_DELTA, SHARE_CELLS, item_columns, rectangle, require, share_cells
+from probes.stats.frame_checks import (
+    MIN_DELTA,
+    SHARE_CELLS,
+    column_means,
+    item_columns,
+    rectangle,
+    require,
+    require_known,
+    share_cells,
+)
 from probes.stats.ranks import spearman
 
 ABLATION = ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n")
@@ -36,6 +45,7 @@ in a random direction). Those that are not drawn are one set a size, among which
 of a control is that of the set it controls, whatever its own size."""
 SET_KINDS = ("none", "selected", *CONTROLS)
 
+_SET = ["k", "kind", "set"]
 _ROW = ("set", "kind", "k", "item_id", "task_id", "measure", "value")
 
 
@@ -52,18 +62,15 @@ def dose_curve(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) 
         The columns of `ABLATION`, by measure, then k, kind and set.
 
     Raises:
-        InputError: a column or number is missing, a value stands twice, a kind is unknown, or a
+        InputError: a column or number is missing, a value occurs twice, a kind is unknown, or a
             measure was taken on different items under different sets.
     """
-    _check_ablated(rows)
+    check_ablated(rows)
     lines = []
     for measure, group in rows.groupby("measure", sort=True):
-        values = rectangle(group, ["k", "kind", "set"], "value")
-        numbers = values.to_numpy(float)
-        tasks = item_columns(group, values.index)["task_id"]
-        found = cluster_ratios(numbers, np.ones_like(numbers), tasks, rng_for(f"dose/{measure}"), n_draws)
-        for (k, kind, label), dose in zip(values.columns, found, strict=True):
-            lines.append((label, kind, int(k), measure, dose.mean, dose.lo, dose.hi, dose.n))
+        sets, found = column_means(group, _SET, "value", rng_for(f"dose/{measure}"), n_draws)
+        for (k, kind, label), dose in zip(sets, found, strict=True):
+            lines.append((label, kind, int(k), measure, *dose.cells, dose.n))
     return pd.DataFrame(lines, columns=list(ABLATION))
 
 
@@ -89,24 +96,34 @@ def share_removed(
     Raises:
         InputError: as `dose_curve`, or the measure or the unablated model is not in the rows.
     """
-    _check_ablated(rows)
-    group = rows[rows["measure"] == measure]
-    values = rectangle(group, ["k", "kind", "set"], "value") if len(group) else pd.DataFrame()
-    whole = [column for column in values.columns if column[1] == "none"]
-    if len(whole) != 1:
-        raise InputError(f"The share of '{measure}' removed needs one set of kind none, not {len(whole)}.")
-    ablated = values.drop(columns=whole)
-    base = np.repeat(values[whole].to_numpy(float), ablated.shape[1], axis=1)
+    check_ablated(rows)
+    base, ablated, tasks = against_unablated(rows, measure)
     removed = base - ablated.to_numpy(float)
-    tasks = item_columns(group, values.index)["task_id"]
-    found = cluster_ratios(removed, base, tasks, rng_for(f"removed/{measure}"), n_draws)
-    small = abs(float(values[whole[0]].mean())) < min_delta
-    effects = removed.mean(axis=0)
+    over = np.repeat(base, ablated.shape[1], axis=1)
+    found = cluster_ratios(removed, over, tasks, rng_for(f"removed/{measure}"), n_draws)
+    small = abs(float(base.mean())) < min_delta
     lines = [
         (label, kind, int(k), *share_cells(share, small, float(effect)))
-        for (k, kind, label), share, effect in zip(ablated.columns, found, effects, strict=True)
+        for (k, kind, label), share, effect in zip(ablated.columns, found, removed.mean(axis=0), strict=True)
     ]
     return pd.DataFrame(lines, columns=["set", "kind", "k", *SHARE_CELLS])
+
+
+def against_unablated(
+    rows: pd.DataFrame, measure: str
+) -> tuple[Float[np.ndarray, "item 1"], pd.DataFrame, pd.Series]:
+    """A measure of the unablated model, under every set (items down, columns k, kind and set), and the items' tasks.
+
+    Raises:
+        InputError: the measure or the unablated model is not in the rows, or the items of the sets differ.
+    """
+    group = rows[rows["measure"] == measure]
+    values = rectangle(group, _SET, "value") if len(group) else pd.DataFrame()
+    unablated = [column for column in values.columns if column[1] == "none"]
+    if len(unablated) != 1:
+        raise InputError(f"The change of '{measure}' needs one set of kind none, not {len(unablated)}.")
+    tasks = item_columns(group, values.index)["task_id"]
+    return values[unablated].to_numpy(float), values.drop(columns=unablated), tasks
 
 
 def against_controls(removed: pd.DataFrame) -> pd.DataFrame:
@@ -121,7 +138,7 @@ def against_controls(removed: pd.DataFrame) -> pd.DataFrame:
         is never below 1 / (m + 1); p and percentile are NaN where there is no control, of SINGLE_CONTROLS, or where a
         share is undefined.
     """
-    kinds = [kind for kind in CONTROLS if (removed["kind"] == kind).any()] or [CONTROLS[0]]
+    kinds = _kinds_of_controls(removed)
     lines = []
     for _, selected in removed[removed["kind"] == "selected"].iterrows():
         for kind in kinds:
@@ -131,6 +148,11 @@ def against_controls(removed: pd.DataFrame) -> pd.DataFrame:
             lines.append((selected["set"], int(selected["k"]), selected["share"], *cells[:5], kind, cells[5]))
     names = ["share", "random_mean", "random_lo", "random_hi", "n_controls", "p", "control", "percentile"]
     return pd.DataFrame(lines, columns=["set", "k", *names])
+
+
+def _kinds_of_controls(removed: pd.DataFrame) -> list[str]:
+    """The kinds of control in the rows; the first of CONTROLS where there is none."""
+    return [kind for kind in CONTROLS if (removed["kind"] == kind).any()] or [CONTROLS[0]]
 
 
 FEWEST_DRAWN = 19
@@ -164,7 +186,7 @@ def dose_areas(
     measures: Sequence[str] = ("copy", "G"),
     n_draws: int = N_DRAWS,
 ) -> pd.DataFrame:
-    """The whole dose curve of the selected heads as one number, against the curves of the controls.
+    """The dose curve of the selected heads as one number, against the curves of the controls.
 
     With s(k) the share of the measure's mean that the best k heads remove (s(0) = 0), the area is the mean height of
     s over 0 … the largest k (trapezoids, k linear). The controls of one draw, over all sizes, are one curve; a draw
@@ -178,42 +200,30 @@ def dose_areas(
 
     Returns:
         The columns of DOSE, a row a measure and kind of control. `trend`: Spearman's correlation of share and k, the
-        whole model at k = 0 among the points; NaN with one size. p and percentile as `against_controls`.
+        unablated model at k = 0 among the points; NaN with one size. p and percentile as `against_controls`.
 
     Raises:
         InputError: as `share_removed`.
     """
-    _check_ablated(rows)
     lines = []
     for measure in measures:
         removed = share_removed(rows, rng_for, measure, n_draws)
         sizes, curves = _curves(removed)
         steps = np.diff([0, *sizes])
         weights = (steps + np.append(steps[1:], 0)) / 2 / sizes[-1]
-        group = rows[rows["measure"] == measure]
-        values = rectangle(group, ["k", "kind", "set"], "value").droplevel(["k", "kind"], axis=1)
-        base = values[group.loc[group["kind"] == "none", "set"].iloc[0]].to_numpy(float)
-        own = base[:, None] - values[curves["selected", ""]["set"]].to_numpy(float)
-        tasks = item_columns(group, values.index)["task_id"]
+        base, ablated, tasks = against_unablated(rows, measure)
+        own = base - ablated.droplevel(["k", "kind"], axis=1)[curves["selected", ""]["set"]].to_numpy(float)
         rng = rng_for(f"area/{measure}")
-        [found] = cluster_ratios((own @ weights)[:, None], base[:, None], tasks, rng, n_draws)
+        [found] = cluster_ratios((own @ weights)[:, None], base, tasks, rng, n_draws)
         areas = {key: float(curve["share"].to_numpy(float) @ weights) for key, curve in curves.items()}
         area = areas["selected", ""]
         known = (found.lo, found.hi) if not math.isnan(area) else (math.nan, math.nan)
         trend = _trend(sizes, curves["selected", ""]["share"].to_numpy(float))
-        for kind in [kind for kind in CONTROLS if (removed["kind"] == kind).any()] or [CONTROLS[0]]:
+        for kind in _kinds_of_controls(removed):
             controls = np.array([area for (of, _), area in areas.items() if of == kind])
-            about = (
-                measure,
-                kind,
-                sizes[-1],
-                len(sizes),
-                area,
-                *known,
-                trend,
-                *_among_kind(kind, area, controls),
-            )
-            lines.append((*about, found.n, found.n_clusters, found.degenerate or math.isnan(area)))
+            about = (measure, kind, sizes[-1], len(sizes), area, *known, trend)
+            cells = (*_among_kind(kind, area, controls), *found.counts)
+            lines.append((*about, *cells, found.degenerate or math.isnan(area)))
     return pd.DataFrame(lines, columns=list(DOSE))
 
 
@@ -234,30 +244,7 @@ def _trend(sizes: Sequence[int], shares: Float[np.ndarray, " size"]) -> float:
     return float(spearman(np.array([[0.0, *sizes]]), np.array([[0.0, *shares]]))[0])
 
 
-def area(curve: pd.DataFrame) -> pd.DataFrame:
-    """Mean height of each measure's dose curve, from the unablated model at k = 0 to the largest k.
-
-    Args:
-        curve: what `dose_curve` returns; sets of one kind and size are averaged first.
-
-    Returns:
-        measure, kind, k_max, area: the trapezoids over k divided by k_max, so in the measure's own unit.
-    """
-    lines = []
-    for measure, group in curve.groupby("measure", sort=True):
-        start = group[group["kind"] == "none"]["mean"]
-        for kind, doses in group[group["kind"] != "none"].groupby("kind", sort=True):
-            means = doses.groupby("k", sort=True)["mean"].mean()
-            k = np.concatenate([[0.0], means.index.to_numpy(float)])
-            height = np.concatenate([[start.iloc[0] if len(start) == 1 else math.nan], means.to_numpy(float)])
-            trapezoids = float((np.diff(k) * (height[1:] + height[:-1]) / 2).sum())
-            lines.append((measure, kind, int(k[-1]), trapezoids / k[-1]))
-    return pd.DataFrame(lines, columns=["measure", "kind", "k_max", "area"])
-
-
-def _check_ablated(rows: pd.DataFrame) -> None:
+def check_ablated(rows: pd.DataFrame) -> None:
     """Refuse ablation rows that could only give a wrong curve."""
     require(rows, _ROW, ["set", "kind", "k", "item_id", "measure"])
-    unknown = rows.loc[~rows["kind"].isin(SET_KINDS), "kind"]
-    if len(unknown):
-        raise InputError(f"'{unknown.iloc[0]}' is not a kind of head set: write {', '.join(SET_KINDS)}.")
+    require_known(rows["kind"], SET_KINDS, "a kind of head set", f"write {', '.join(SET_KINDS)}")

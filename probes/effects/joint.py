@@ -1,4 +1,4 @@
-"""What head sets carry of a difference of two conditions, by several methods, each beside controls of several kinds.
+"""The share of a difference of two conditions that head sets explain, by several methods, beside controls.
 
     method     what is changed at the action positions               effect (nats)                      direction
     noise      TO, z of the set from FROM                               L(TO) − L(patched)                 necessity
@@ -12,11 +12,12 @@
     share      Σ effects / Σ Δ over items, both in one metric: a ratio of means
     excess     share of the set − mean share of its controls, item by item before it is summed; its p:
                `probes.stats.bootstrap`
-    percentile of 100 controls, how many carry less than the set;  p = (b + 1) / (m + 1), b of m carry as much or more
-    draw_sd    resample: SD over draws of the share that one draw of every item gives; an item's effect is the mean over
-               draws in an order of donors of its own: the interval over items holds the variance of the draws, not
-               that of the reference set which all are from. Controls take fewer draws: excess, percentile and p compare
-               them with the selected set under the same first draws
+    percentile of 100 controls, how many have a smaller share than the set
+    p          (b + 1) / (m + 1), b of m controls having a share as large or larger
+    draw_sd    resample: SD over draws of the share that one draw of every item gives. An item's effect is the mean over
+               draws in an order of donors of its own: the interval over items includes the variance of the draws, and
+               not that of the reference set from which all donors are drawn. Controls take fewer draws: excess,
+               percentile and p compare them with the selected set under the same first draws
 
 Controls of kind random, norm, damage and direction are drawn: their mean, extremes, p and percentile. Of
 previous_token, sink and complement there is one set: its share (control_mean) with its interval (control_lo,
@@ -51,35 +52,13 @@ from probes.stats.frame_checks import MIN_DELTA, item_columns, rectangle, requir
 ABLATIONS = ("mean", "mean-role", "resample", "zero", "optimal")
 METHODS = ("noise", "denoise", *ABLATIONS, "knockout")
 NECESSITY = ("noise", *ABLATIONS, "knockout")
-CARRIED = (
-    *(
-        "env",
-        "from",
-        "to",
-        "metric",
-        "method",
-        "direction",
-        "set",
-        "k",
-        "share",
-        "ci_lo",
-        "ci_hi",
-        "effect_nats",
-    ),
-    *("controls", "n_controls", "control_mean", "control_lo", "control_hi", "percentile", "p"),
-    *("excess", "excess_lo", "excess_hi", "excess_p", "n_draws", "draw_sd", "n", "n_clusters"),
-)
-OFF_TARGET = (
-    *("env", "from", "to", "method", "set", "k", "quantity", "whole", "under", "change", "ci_lo", "ci_hi"),
-    *("delta", "equivalent", "n", "n_clusters"),
-)
 _PAIR = ("from", "to")
-_ROW = ("env", *_PAIR, "metric", "item_id", "task_id", "method", "set", "kind", "k", "effect_nats", "delta")
-_OFF = ("env", *_PAIR, "item_id", "task_id", "method", "set", "k", "quantity", "whole", "under")
+ROW = ("env", *_PAIR, "metric", "item_id", "task_id", "method", "set", "kind", "k", "effect_nats", "delta")
+OFF_ROW = ("env", *_PAIR, "item_id", "task_id", "method", "set", "k", "quantity", "whole", "under")
 
 
 def carried(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> pd.DataFrame:
-    """The share that each selected set carries by each method, beside its controls of each kind.
+    """The share of each selected set by each method, beside its controls of each kind.
 
     Args:
         rows: env, from, to, metric, item_id, task_id, method, set, kind (selected, or a kind of control), k,
@@ -91,13 +70,13 @@ def carried(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> 
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of CARRIED, one row a pair, metric, method, selected set and kind of control. Shares are NaN where
-        the mean |delta| is too small to divide by.
+        Columns as in joint.csv but those of Holm's correction, one row a pair, metric, method, selected set and kind
+        of control. Shares are NaN where the mean |delta| is too small to divide by.
 
     Raises:
-        InputError: a column or number is missing, a row stands twice, a set lacks an item.
+        InputError: a column or number is missing, a row occurs twice, a set lacks an item.
     """
-    require(rows, _ROW, [*_PAIR, "metric", "item_id", "method", "set"])
+    require(rows, ROW, [*_PAIR, "metric", "item_id", "method", "set"])
     lines = []
     keys = ["env", *_PAIR, "method", "metric"]
     for (env, low, high, method, metric), group in rows.groupby(keys, sort=False):
@@ -109,9 +88,12 @@ def carried(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> 
         rng = rng_for(f"carried/{env}/{low}>{high}/{method}")
         direction = "necessity" if method in NECESSITY else "sufficiency"
         spread = _draw_spread(group, float(items["delta"].sum()))
-        for cells in _of_method(effects, paired, items, spread, rng, n_draws):
-            lines.append((env, low, high, metric, method, direction, *cells))
-    return pd.DataFrame(lines, columns=list(CARRIED))
+        about = {"env": env, "from": low, "to": high, "metric": metric, "method": method}
+        lines += [
+            {**about, "direction": direction, **cells}
+            for cells in _of_method(effects, paired, items, spread, rng, n_draws)
+        ]
+    return pd.DataFrame(lines)
 
 
 def _draw_spread(group: pd.DataFrame, delta: float) -> dict[str, tuple[int, float]]:
@@ -138,8 +120,8 @@ def _of_method(
     spread: dict[str, tuple[int, float]],
     rng: np.random.Generator,
     n_draws: int,
-) -> list[tuple[object, ...]]:
-    """One method in one environment: the cells behind `direction`, all from the same bootstrap draws."""
+) -> list[dict[str, object]]:
+    """One method in one environment: the columns after `direction`, all from the same bootstrap draws."""
     delta = items["delta"].to_numpy(float)
     small = abs(float(delta.mean())) < MIN_DELTA
     selected = [column for column in effects.columns if column[0] == "selected"]
@@ -155,24 +137,34 @@ def _of_method(
         columns += [own, paired[column].to_numpy(float) - mean, mean]
     over = np.repeat(delta[:, None], len(columns), axis=1)
     found = cluster_ratios(np.stack(columns, axis=1), over, items["task_id"], rng, n_draws)
-    lines: list[tuple[object, ...]] = []
+    lines: list[dict[str, object]] = []
     for index, (column, kind) in enumerate(pairs):
         share, excess, beside = found[3 * index : 3 * index + 3]
         against = effects[_controls(effects, kind, column)].to_numpy(float)
         shares = against.sum(axis=0) / delta.sum() if not small else np.array([])
         if kind in SINGLE_CONTROLS:
-            cells = (len(shares), *_cells(beside, small), math.nan, math.nan)
+            control = {
+                **_cells("control_mean", "control", beside, small),
+                **{"n_controls": len(shares), "percentile": math.nan, "p": math.nan},
+            }
         else:
             compared = float(paired[column].sum() / delta.sum()) if not small else math.nan
-            mean, low, high, m, p, percentile = among(compared, shares)
-            cells = (m, mean, low, high, percentile, p)
+            names = ("control_mean", "control_lo", "control_hi", "n_controls", "p", "percentile")
+            control = dict(zip(names, among(compared, shares), strict=True))
         undefined = small or not kind
         label, k = column[1], int(column[2])
         n_of, sd = spread.get(label, (1, math.nan))
         lines.append(
-            (label, k, *_cells(share, small), float(effects[column].mean()), kind, *cells)
-            + (*_cells(excess, undefined), math.nan if undefined else excess.p)
-            + (n_of, math.nan if small else sd, share.n, share.n_clusters)
+            {
+                **{"set": label, "k": k, **_cells("share", "ci", share, small)},
+                **{"effect_nats": float(effects[column].mean()), "controls": kind, **control},
+                **{
+                    **_cells("excess", "excess", excess, undefined),
+                    "excess_p": math.nan if undefined else excess.p,
+                },
+                **{"n_draws": n_of, "draw_sd": math.nan if small else sd},
+                **{"n": share.n, "n_clusters": share.n_clusters},
+            }
         )
     return lines
 
@@ -182,8 +174,9 @@ def _controls(effects: pd.DataFrame, kind: str, column: tuple[str, str, int]) ->
     return [one for one in effects.columns if one[0] == kind and one[1].startswith(f"{column[1]}/")]
 
 
-def _cells(share: Interval, undefined: bool) -> tuple[float, float, float]:
-    return (math.nan,) * 3 if undefined else (share.mean, share.lo, share.hi)
+def _cells(mean: str, ends: str, share: Interval, undefined: bool) -> dict[str, float]:
+    values = (math.nan,) * 3 if undefined else share.cells
+    return dict(zip((mean, f"{ends}_lo", f"{ends}_hi"), values, strict=True))
 
 
 def off_target(rows: pd.DataFrame, delta: float, rng_for: RngFactory, n_draws: int = N_DRAWS) -> pd.DataFrame:
@@ -191,17 +184,17 @@ def off_target(rows: pd.DataFrame, delta: float, rng_for: RngFactory, n_draws: i
 
     Args:
         rows: env, from, to, item_id, task_id, method, set, k, quantity (reference | sem), whole and under (nats).
-        delta: nats; a change whose whole interval lies inside ±delta counts as none.
+        delta: nats; a change whose interval lies inside ±delta counts as none.
         rng_for: gives the streams `off target/ENV/FROM>TO/METHOD/SET/QUANTITY`.
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of OFF_TARGET: means over items, and the mean paired change with its interval.
+        Columns as in joint_off_target.csv: means over items, and the mean paired change with its interval.
 
     Raises:
-        InputError: a column or number is missing, a row stands twice, or delta is not above 0.
+        InputError: a column or number is missing, a row occurs twice, or delta is not above 0.
     """
-    require(rows, _OFF, [*_PAIR, "item_id", "method", "set", "quantity"])
+    require(rows, OFF_ROW, [*_PAIR, "item_id", "method", "set", "quantity"])
     if not delta > 0:
         raise InputError("The bound of an equivalence is above 0.")
     lines = []
@@ -210,9 +203,12 @@ def off_target(rows: pd.DataFrame, delta: float, rng_for: RngFactory, n_draws: i
         rng = rng_for(f"off target/{env}/{low}>{high}/{method}/{label}/{quantity}")
         change = (group["under"] - group["whole"]).to_numpy(float)
         found = cluster_bootstrap(change, group["task_id"], rng, n_draws)
-        means = (float(group["whole"].mean()), float(group["under"].mean()))
         lines.append(
-            (env, low, high, method, label, int(group["k"].iloc[0]), quantity, *means)
-            + (found.mean, found.lo, found.hi, delta, equivalent(found, delta), found.n, found.n_clusters)
+            {
+                **{"env": env, "from": low, "to": high, "method": method, "set": label},
+                **{"k": int(group["k"].iloc[0]), "quantity": quantity},
+                **{name: float(group[name].mean()) for name in ("whole", "under")},
+                **{**found.columns("change"), "delta": delta, "equivalent": equivalent(found, delta)},
+            }
         )
-    return pd.DataFrame(lines, columns=list(OFF_TARGET))
+    return pd.DataFrame(lines)

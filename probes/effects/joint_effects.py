@@ -1,6 +1,6 @@
 """Rows of `backfire joint` as the effects that `probes.effects.joint` reads: every metric of every set, pair by pair.
 
-A row holds the sums (`probes.scoring.metric_sums`) of one item under one method: clean (`whole`), and under every set
+A row has the sums (`probes.scoring.metric_sums`) of one item under one method: clean (`whole`), and under every set
 (`under`; the mean over draws where `draws` has them). An effect is linear in them, and so is every metric: the effect
 on a metric is the metric of the effects on the sums.
 """
@@ -14,29 +14,14 @@ from typing import Any
 import pandas as pd
 
 from mech.errors import InputError
-from probes.effects.joint import ABLATIONS
+from probes.effects.joint import ABLATIONS, OFF_ROW, ROW
 from probes.scoring.metric_sums import FAILED, metrics_of
 
-LONG = (
-    "env",
-    "from",
-    "to",
-    "metric",
-    "item_id",
-    "task_id",
-    "method",
-    "set",
-    "kind",
-    "k",
-    "effect_nats",
-    "delta",
-)
-OFF = ("env", "from", "to", "item_id", "task_id", "method", "set", "k", "quantity", "whole", "under")
 _LABEL = re.compile(r"top(\d+)(?:/([a-z_]+?)\d*)?")
 
 
 def kind_and_size(label: str) -> tuple[str, int]:
-    """What a set is (selected, or a kind of control) and how many heads it has or stands for: `top16/random3`.
+    """Kind (selected, or one of control) and k of a set by its label `top16/random3`; a control has the k of its set.
 
     Raises:
         InputError: the label is no such word.
@@ -66,7 +51,7 @@ def effect(
 
 
 def long_joint(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The effects of every set in every metric (LONG and two more columns), and what selected sets do off target (OFF).
+    """Effects of every set in every metric (`ROW` and two more columns), and off target of selected sets (`OFF_ROW`).
 
     `draws` are the effects of a selected set's single draws. `paired_nats` is what controls are compared with: where
     they take fewer draws than the selected set, its effect under the same first draws; elsewhere the effect itself.
@@ -76,8 +61,8 @@ def long_joint(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     for row in rows.to_dict("records"):
         effects += _effects(row)
         off += _off_target(row)
-    long = pd.DataFrame(effects, columns=[*LONG, "draws", "paired_nats"])
-    return long, pd.DataFrame(off, columns=list(OFF))
+    long = pd.DataFrame(effects, columns=[*ROW, "draws", "paired_nats"])
+    return long, pd.DataFrame(off, columns=list(OFF_ROW))
 
 
 def _effects(row: Mapping[str, Any]) -> list[list[Any]]:

@@ -1,7 +1,7 @@
 """What an ablation changes beside its target, paired unit by unit, and whether that is shown to be nothing.
 
     change = value under the ablation − value of the unablated model, of the same item, passage or sequence
-    equivalent: the whole 95 % cluster interval of the mean change lies inside ±delta. Not equivalent means "not shown
+    equivalent: the 95 % cluster interval of the mean change lies inside ±delta. Not equivalent means "not shown
     to be unchanged", not "changed"; a single cluster gives no interval and is never equivalent.
 
 Deltas are in the quantity's own unit: nats for Δsem and the reference action's log-probability, nats a token for
@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import pandas as pd
 
-from mech.errors import InputError
-from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_ratios, equivalent
-from probes.stats.frame_checks import item_columns, rectangle, require
+from probes.effects.dose import against_unablated, check_ablated
+from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_means, equivalent
 
 OFFTARGET = (
     *("set", "kind", "k", "quantity", "whole", "ablated", "change", "ci_lo", "ci_hi"),
@@ -41,29 +39,17 @@ def off_target_changes(
 
     Raises:
         InputError: a column or number is missing, a quantity is not in the rows, was not taken of the unablated
-        model, or
-            on different units under different sets.
+            model, or on different units under different sets.
     """
-    require(
-        rows,
-        ["set", "kind", "k", "item_id", "task_id", "measure", "value"],
-        ["set", "kind", "k", "item_id", "measure"],
-    )
+    check_ablated(rows)
     lines = []
     for quantity, delta in deltas.items():
-        group = rows[rows["measure"] == quantity]
-        values = rectangle(group, ["k", "kind", "set"], "value") if len(group) else pd.DataFrame()
-        whole = [column for column in values.columns if column[1] == "none"]
-        if len(whole) != 1:
-            raise InputError(f"The change of '{quantity}' needs one set of kind none, not {len(whole)}.")
-        ablated = values.drop(columns=whole)
-        base = values[whole].to_numpy(float)
+        base, ablated, tasks = against_unablated(rows, quantity)
         moved = ablated.to_numpy(float) - base
-        tasks = item_columns(group, values.index)["task_id"]
-        found = cluster_ratios(moved, np.ones_like(moved), tasks, rng_for(f"offtarget/{quantity}"), n_draws)
-        means = ablated.mean(axis=0)
-        for (k, kind, label), mean, change in zip(ablated.columns, means, found, strict=True):
-            cells = (float(base.mean()), float(mean), change.mean, change.lo, change.hi)
-            counts = (delta, equivalent(change, delta), change.n, change.n_clusters)
-            lines.append((label, kind, int(k), quantity, *cells, *counts))
+        found = cluster_means(moved, tasks, rng_for(f"offtarget/{quantity}"), n_draws)
+        for (k, kind, label), mean, change in zip(ablated.columns, ablated.mean(axis=0), found, strict=True):
+            cells = (float(base.mean()), float(mean), *change.cells)
+            lines.append(
+                (label, kind, int(k), quantity, *cells, delta, equivalent(change, delta), *change.counts)
+            )
     return pd.DataFrame(lines, columns=list(OFFTARGET))

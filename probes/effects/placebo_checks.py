@@ -1,18 +1,18 @@
-"""Placebos that must find nothing, beside what the instrument finds on the same items, and what they would have found.
+"""Placebos, which must find nothing, beside their positive counterparts on the same items and their power.
 
     redrawn_copy        weights drawn anew: Δcopy, as a share of the real model's, has its interval inside ±SMALL
-    redrawn_ablation    the trained model's heads taken out of it remove a share of the real Δcopy inside ±SMALL
+    redrawn_ablation    ablating the trained model's heads in it removes a share of the real Δcopy inside ±SMALL
     redrawn_own_…       as do its own best heads, ranked by its own scores
     redrawn_noising     likewise, with z of the heads at the action positions of neut taken from pre
     shuffled_scores     scores permuted over heads: p of the real top set, (b + 1) / (m + 1), is at most ALPHA
     random_heads        the same against random sets with as many heads in each layer
-    unrelated_call      a failed call that has nothing to do with a×: the interval of G is not below 0
+    unrelated_call      a failed call of another task and tool: the interval of G is not below 0
     self_patch          all heads patched with what the same run computes, by full forwards: exactly 0
     self_patch_run      each head patched with its own value, through the sweep: at most ROUNDING nats
-    padding_edges       cutting attention to words that carry nothing, over cutting it to the call: inside ±MODEST
+    padding_edges       cutting attention to filler, over cutting it to the call: inside ±MODEST
 
-A placebo passes only if it behaves and two more things hold. Its positive counterpart is alive: an instrument that
-finds nothing anywhere fails, whatever its placebos say. Counterparts: the real Δcopy per token, the share its top set
+A placebo passes only if it behaves and two more things hold. Its positive counterpart is alive: a method that finds
+nothing anywhere fails. Counterparts: the real Δcopy per token, the share its top set
 removes, −G under fail, the cut to the call (each with its interval above 0); for self-patches, the effect of another
 run's values by the same path is at least LIVELY on every item (of all heads; of the head whose effect is the largest),
 and the hooks fired. And the placebo has power: its minimal detectable effect is at most ENOUGH of the counterpart's
@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -41,22 +41,22 @@ from scipy.stats import norm, t
 
 from mech.errors import InputError
 from probes.scoring.contrast import FORMS
-from probes.stats.bootstrap import MIN_CLUSTERS, N_DRAWS, Interval, RngFactory, cluster_codes, cluster_ratios
-
-PLACEBOS = (
-    *("what", "metric", "expected", "found", "ci_lo", "ci_hi", "threshold", "unit"),
-    *("counterpart", "positive", "positive_lo", "positive_hi", "live", "mde"),
-    *("behaves", "alive", "powered", "passed", "n", "n_clusters"),
+from probes.stats.bootstrap import (
+    MIN_CLUSTERS,
+    N_DRAWS,
+    Interval,
+    RngFactory,
+    cluster_codes,
+    cluster_ratios,
+    equivalent,
 )
+from probes.stats.frame_checks import require_once
+
 SMALL, MODEST, ALPHA = 0.05, 0.2, 0.05
 POWER, ENOUGH = 0.8, 0.5
 ROUNDING = 2e-4  # nats: what the engine's paths may differ by
 LIVELY = 0.02  # nats: a hundred times that
 SHUFFLED, RANDOM = "shuffled", "random"
-
-_NONE = Interval(
-    math.nan, math.nan, math.nan, 0, 0, math.nan, True
-)  # of a placebo that no item could be put to
 
 
 def value_name(name: str, metric: str) -> str:
@@ -113,7 +113,7 @@ class _Table:
 
 
 def placebo_table(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> pd.DataFrame:
-    """The verdict on every placebo in every metric, in the columns of PLACEBOS.
+    """The verdict on every placebo in every metric; columns as in placebo.csv.
 
     Args:
         rows: part, item_id, task_id (its cluster), name, value. Parts: whole (pre, neut, fail, fail_unrelated,
@@ -127,8 +127,7 @@ def placebo_table(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAW
     Raises:
         InputError: a part or value is missing, or an item has it twice.
     """
-    if rows.duplicated(["part", "item_id", "name"]).any():
-        raise InputError("A placebo's value stands twice for an item.")
+    require_once(rows, ["part", "item_id", "name"], "A placebo's value")
     parts = {
         str(part): group.pivot(index="item_id", columns="name", values="value").sort_index()
         for part, group in rows.groupby("part")
@@ -142,10 +141,10 @@ def placebo_table(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAW
         lines += [*_redrawn(table), *_ranked(table), _unrelated(table)]
         lines += _self_patches(table) if metric == "logprob" else []
         lines.append(_padding(table))
-    return pd.DataFrame(lines, columns=list(PLACEBOS))
+    return pd.DataFrame(lines)
 
 
-def _redrawn(table: _Table) -> list[tuple[object, ...]]:
+def _redrawn(table: _Table) -> list[dict[str, object]]:
     real = table.copy("whole")
     per_token, share = _copies(table), table.ratio("share", real - table.copy("selected"), real)
     lost = table.of("noised", "neut") - table.of("noised", "selected")
@@ -165,19 +164,8 @@ def _redrawn(table: _Table) -> list[tuple[object, ...]]:
         found = table.ratio(what, top, real)
         alive = live and per_token.lo > 0
         seen = _Seen(positive, alive, size, table.mde(top, real))
-        lines.append(
-            _line(
-                table,
-                what,
-                f"inside ±{SMALL:g}",
-                found,
-                _inside(found, SMALL),
-                SMALL,
-                unit,
-                counterpart,
-                seen,
-            )
-        )
+        verdict = (f"inside ±{SMALL:g}", found, equivalent(found, SMALL), SMALL)
+        lines.append(_line(table, what, *verdict, unit, counterpart, seen))
     return lines
 
 
@@ -188,7 +176,7 @@ def _copies(table: _Table) -> Interval:
     return table.ratio("redrawn_copy/positive", real, tokens)
 
 
-def _ranked(table: _Table) -> list[tuple[object, ...]]:
+def _ranked(table: _Table) -> list[dict[str, object]]:
     real = table.copy("whole")
     removed = real - table.copy("selected")
     share = table.ratio("share", removed, real)
@@ -219,7 +207,7 @@ def _least_of_rank(shares: np.ndarray, error: float) -> float:
     return float(np.sort(shares)[::-1][beaten] + norm.ppf(POWER) * error)
 
 
-def _unrelated(table: _Table) -> tuple[object, ...]:
+def _unrelated(table: _Table) -> dict[str, object]:
     pre = table.of("whole", "pre")
     gain = pre - table.of("whole", "fail_unrelated")
     found = table.ratio("unrelated_call", gain)
@@ -230,16 +218,16 @@ def _unrelated(table: _Table) -> tuple[object, ...]:
     return _line(table, "unrelated_call", "G not below 0", found, behaves, 0.0, unit, "−G under fail", seen)
 
 
-def _self_patches(table: _Table) -> list[tuple[object, ...]]:
+def _self_patches(table: _Table) -> list[dict[str, object]]:
     lines = []
     for what, name, other, heads, limit in (
         ("self_patch", "full", "full_other", "all heads", 0.0),
         ("self_patch_run", "run", "other", "largest of all heads", ROUNDING),
     ):
         own, another = table.plain("self", name), table.plain("self", other)
-        weakest = Interval(float(another.min()), *(math.nan,) * 2, len(another), 0, math.nan, True)
+        weakest = replace(Interval.unknown(len(another)), mean=float(another.min()))
         n_tasks = table.tasks.loc[own.index].nunique()
-        found = Interval(float(own.max()), *(math.nan,) * 2, len(own), n_tasks, math.nan, True)
+        found = replace(Interval.unknown(len(own), n_tasks), mean=float(own.max()))
         expected = "exactly 0" if limit == 0 else f"at most {limit:g}"
         alive = weakest.mean >= LIVELY and bool((table.plain("self", "fired") > 0).all())
         seen = _Seen(weakest, alive, weakest.mean, limit)
@@ -248,25 +236,21 @@ def _self_patches(table: _Table) -> list[tuple[object, ...]]:
     return lines
 
 
-def _padding(table: _Table) -> tuple[object, ...]:
+def _padding(table: _Table) -> dict[str, object]:
     expected, unit = f"inside ±{MODEST:g}", "share of the cut to the call"
     counterpart = "nats lost by the cut to the call"
     padded = (table.plain("padding", "n_padding") > 0).any()
     if not padded or value_name("whole", table.metric) not in table.parts["padding"]:
-        seen = _Seen(_NONE, False, math.nan, math.nan)
-        return _line(table, "padding_edges", expected, _NONE, False, MODEST, unit, counterpart, seen)
-    whole = table.of("padding", "whole")
-    call, words = whole - table.of("padding", "record"), whole - table.of("padding", "padding")
+        none = Interval.unknown()
+        seen = _Seen(none, False, math.nan, math.nan)
+        return _line(table, "padding_edges", expected, none, False, MODEST, unit, counterpart, seen)
+    clean = table.of("padding", "whole")
+    call, words = clean - table.of("padding", "record"), clean - table.of("padding", "padding")
     found = table.ratio("padding_edges", words, call)
     cut = table.ratio("padding_edges/positive", call)
     seen = _Seen(cut, cut.lo > 0, 1.0, table.mde(words, call))
-    return _line(
-        table, "padding_edges", expected, found, _inside(found, MODEST), MODEST, unit, counterpart, seen
-    )
-
-
-def _inside(found: Interval, limit: float) -> bool:
-    return -limit < found.lo and found.hi < limit  # no interval is not inside
+    verdict = (expected, found, equivalent(found, MODEST), MODEST)
+    return _line(table, "padding_edges", *verdict, unit, counterpart, seen)
 
 
 @dataclass(frozen=True)
@@ -294,9 +278,12 @@ def _line(
     unit: str,
     counterpart: str,
     seen: _Seen,
-) -> tuple[object, ...]:
-    cells = (what, table.metric, expected, found.mean, found.lo, found.hi, threshold, unit)
-    positive = seen.positive
-    shown = (counterpart, positive.mean, positive.lo, positive.hi, seen.live, seen.mde)
-    verdict = (behaves, seen.alive, seen.powered, behaves and seen.alive and seen.powered)
-    return (*cells, *shown, *verdict, found.n, found.n_clusters)
+) -> dict[str, object]:
+    positive = dict(zip(("positive", "positive_lo", "positive_hi"), seen.positive.cells, strict=True))
+    return {
+        **{"what": what, "metric": table.metric, "expected": expected, **found.columns("found")},
+        **{"threshold": threshold, "unit": unit, "counterpart": counterpart},
+        **{**positive, "live": seen.live, "mde": seen.mde},
+        **{"behaves": behaves, "alive": seen.alive, "powered": seen.powered},
+        "passed": behaves and seen.alive and seen.powered,
+    }

@@ -1,9 +1,9 @@
-"""From patched heads to shares of a difference (Δcopy, Δsem), and what heads do together and not one by one.
+"""From patched heads to shares of a difference (Δcopy, Δsem), and the redundancy of a set of heads.
 
     share of a head        Σ effects / Σ delta over items: a ratio of means, so that items whose delta is
                            near zero do not blow it up, as they would a mean of ratios
     redundancy of a set    joint effect − Σ of its heads' single effects, per item; in noising it is
-                           positive where heads stand in for each other
+                           positive where heads compensate for each other
 
 Shares are NaN, and flagged, where the delta is too small to divide by. Intervals: `probes.stats.bootstrap`, with tasks
 as clusters. All rows are of one model and one environment.
@@ -11,21 +11,20 @@ as clusters. All rows are of one model and one environment.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from mech.errors import InputError
-from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_ratios
+from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_means, cluster_ratios
 from probes.stats.frame_checks import (
-    DIRECTIONS,
     MIN_DELTA,
     SHARE_CELLS,
     item_columns,
     rectangle,
     require,
+    require_directions,
     share_cells,
 )
 
@@ -47,7 +46,7 @@ def item_shares(rows: pd.DataFrame, min_delta: float = MIN_DELTA) -> pd.DataFram
         The columns of `EFFECTS` (and `set`, if given); share is NaN where |delta| < min_delta.
 
     Raises:
-        InputError: a column or number is missing, a patch stands twice, or an item has two deltas.
+        InputError: a column or number is missing, a patch occurs twice, or an item has two deltas.
     """
     _check_patch(rows)
     shares = rows.assign(share=rows["effect_nats"] / rows["delta"].where(rows["delta"].abs() >= min_delta))
@@ -61,7 +60,7 @@ def head_shares(
     """Each head's share of the mean delta, with its cluster interval.
 
     Args:
-        rows: as `item_shares`; joint patches are left aside.
+        rows: as `item_shares`; joint patches are not read.
         rng_for: gives the streams `share/noise` and `share/denoise`; all heads see the same draws.
         n_draws: bootstrap draws.
         min_delta: a mean |delta| below this is too small to divide by.
@@ -73,9 +72,8 @@ def head_shares(
         InputError: as `item_shares`, or the heads of a direction were patched on different items.
     """
     _check_patch(rows)
-    single = rows[~_is_joint(rows)]
     lines = []
-    for direction, group in single.groupby("direction", sort=True):
+    for direction, group in single_patches(rows).groupby("direction", sort=True):
         effects = rectangle(group, ["layer", "head"], "effect_nats")
         items = item_columns(group, effects.index)
         deltas = np.repeat(items["delta"].to_numpy(float)[:, None], effects.shape[1], axis=1)
@@ -95,7 +93,7 @@ def redundancy(
     n_draws: int = N_DRAWS,
     min_delta: float = MIN_DELTA,
 ) -> pd.DataFrame:
-    """What the heads of a set do together and not one by one.
+    """The joint effect of each set beside the sum of its heads' single effects.
 
     Args:
         rows: as `item_shares`, with a column `set`: joint patches, and single patches of their heads.
@@ -119,21 +117,19 @@ def redundancy(
         if label not in members:
             raise InputError(f"The heads of the set '{label}' are not given.")
         joint = group.set_index("item_id")["effect_nats"].sort_index()
-        alone = rows[(rows["direction"] == direction) & ~_is_joint(rows)]
+        alone = single_patches(rows[rows["direction"] == direction])
         singles = _sum_of_singles(alone, members[label], joint.index)
         items = item_columns(group, joint.index)
+        tasks, deltas = items["task_id"], items["delta"].to_numpy(float)[:, None]
         gap = (joint - singles).to_numpy(float)[:, None]
-        rng = rng_for(f"redundancy/{direction}/{label}")
-        found = cluster_ratios(gap, np.ones_like(gap), items["task_id"], rng, n_draws)[0]
-        deltas = items["delta"].to_numpy(float)[:, None]
+        [found] = cluster_means(gap, tasks, rng_for(f"redundancy/{direction}/{label}"), n_draws)
         effects = joint.to_numpy(float)[:, None]
-        share = cluster_ratios(
-            effects, deltas, items["task_id"], rng_for(f"joint/{direction}/{label}"), n_draws
-        )[0]
+        [share] = cluster_ratios(effects, deltas, tasks, rng_for(f"joint/{direction}/{label}"), n_draws)
         small = abs(float(deltas.mean())) < min_delta
-        shares = (math.nan,) * 3 if small else (share.mean, share.lo, share.hi)
-        cells = (float(joint.mean()), float(singles.mean()), found.mean, found.lo, found.hi)
-        lines.append((direction, label, *shares, *cells, found.n, found.n_clusters))
+        means = (float(joint.mean()), float(singles.mean()))
+        lines.append(
+            (direction, label, *share_cells(share, small, means[0])[:3], *means, *found.cells, *found.counts)
+        )
     cells_of = [
         "joint_share",
         "share_lo",
@@ -145,6 +141,11 @@ def redundancy(
         "ci_hi",
     ]
     return pd.DataFrame(lines, columns=["direction", "set", *cells_of, "n", "n_clusters"])
+
+
+def single_patches(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that are patches of one head: all without a column `set`, else those that name no set."""
+    return rows[~_is_joint(rows)]
 
 
 def _is_joint(rows: pd.DataFrame) -> pd.Series:
@@ -159,10 +160,8 @@ def _check_patch(rows: pd.DataFrame) -> None:
     extra = ["set"] if "set" in rows.columns else []
     heads = ["layer", "head"]
     require(rows, [c for c in _PATCH if c not in heads], ["item_id", "direction", *heads, *extra])
-    require(rows[~_is_joint(rows)], heads, ["item_id", "direction", *heads])
-    unknown = rows.loc[~rows["direction"].isin(DIRECTIONS), "direction"]
-    if len(unknown):
-        raise InputError(f"'{unknown.iloc[0]}' is not a direction: write noise or denoise.")
+    require(single_patches(rows), heads, ["item_id", "direction", *heads])
+    require_directions(rows)
     deltas = rows.groupby(["item_id", "direction"])["delta"].agg(["min", "max"])
     mixed = deltas.index[deltas["min"] != deltas["max"]]
     if len(mixed):

@@ -26,7 +26,7 @@ from probes.items.selection import capped
 # The slowest reference but one of both sets of problems takes 0.04 s. Processor time, since it is the same on a busy
 # machine; the wall clock is for programs that wait.
 LIMITS = Limits(cpu_s=1, wall_s=10)
-_BATCH = 16  # problems between two words of progress
+_BATCH = 16  # problems between two reports of progress
 _DISTRACTORS = 2
 _SPARE = 3  # failing mutants of each operator where one each does not make up an item
 
@@ -51,8 +51,8 @@ def build_coderepair_items(
     """The items of `n_tasks` problems (all if None), at most `per_operator` of an operator, sorted by id.
 
     Equal seeds and problems give equal items, byte for byte. Every item has two distractors: other failing mutants
-    of its problem. Without a sandbox one is opened, and closed at the end; `on_progress` is told how many of how
-    many problems are done. Raises InputError for numbers below 1, for more tasks than problems, and where the
+    of its problem. Without a sandbox one is opened, and closed at the end; `on_progress` gets the number of problems
+    done and the number of all. Raises InputError for numbers below 1, for more tasks than problems, and where the
     sandbox cannot work.
     """
     return coderepair_pool(seed, problems, n_tasks, per_operator, sandbox, on_progress).items

@@ -1,6 +1,6 @@
 """Decision points as values: a context C, the action a× that fails there, and what could be observed of it.
 
-An item holds text only. How a failure is written into a transcript is `probes.prompts.conditions`; which statistic is
+An item is text only. How a failure is written into a transcript is `probes.prompts.conditions`; which statistic is
 taken of it is `probes.measures.measures`. The fields are those of the published item files, so that files of either
 origin load. A recorded transcript does not know all of them: what it cannot know may be left out (or null), and
 the conditions and measures that need it are then left out for that item (`probes.prompts.conditions.lacking`).
@@ -32,7 +32,7 @@ from mech.input_files import NotJson, checked, parse_json, read_bytes, refuse
 
 QUOTES = "traceback_quotes_source"  # the key of meta that says whether the error quotes a line of a×
 FRAME = "observation_frame"  # the key of meta that frames this item's observations, instead of the wording's prefix
-AS_TEXT = "{observation}"  # what stands in a frame for the observation as it is
+AS_TEXT = "{observation}"  # the place of the observation in a frame, as it is
 AS_JSON = "{json}"  # the same, as a JSON string
 _LISTS = ("prefix_actions", "prefix_observations", "distractors")
 _MAX_STEPS = 2**31 - 1
@@ -89,7 +89,7 @@ def load_items(path: str | os.PathLike[str]) -> list[Item]:
 
     Raises InputError that lists every fault of the file with its line and item: a torn or malformed line, missing
     and unknown fields, values of the wrong type, blank texts, characters that UTF-8 lacks, numbers that are not finite,
-    a field or an id that stands twice, prefixes of two lengths, and a reference action or distractor that is a× (or
+    a field or an id that occurs twice, prefixes of two lengths, and a reference action or distractor that is a× (or
     one another). Also when the file cannot be read or holds no item.
     """
     raw = read_bytes(path, "item file")
@@ -113,7 +113,7 @@ def load_items(path: str | os.PathLike[str]) -> list[Item]:
 
 
 def dump_items(items: Iterable[Item], path: str | os.PathLike[str]) -> None:
-    """Write an item file that `load_items` reads back equal; the file appears whole or not at all.
+    """Write an item file that `load_items` reads back equal; the file appears complete or not at all.
 
     Raises InputError when the place cannot be written, or a text of an item cannot (half of a surrogate pair).
     """

@@ -1,11 +1,10 @@
 """Ablation arms: every table of an arm by itself, and every measure of an arm against the unablated model, paired.
 
-Where an arm is drawn anew (resample), an item's value is a mean over draws of its own, so that resampling items by
-cluster takes the variance between draws into the interval.
-
 An arm is one ablation (which heads, what takes the place of their z, where) under its label; the column `ablation`
-holds the label, "none" for the unablated model. Measures of two arms are of the same items, so their difference is
-taken item by item and the items are resampled by cluster:
+has the label, "none" for the unablated model. Measures of two arms are of the same items, so their difference is
+taken item by item and the items are resampled by cluster. Under resample ablation an item's value is a mean over
+draws of its own: the interval includes the variance between draws, and not that of the reference set from which all
+donors are drawn.
 
     difference = mean over items of m(arm) − m(against)
     removed    = 1 − Σ m(arm) / Σ m(against), a ratio of sums: the share of Δcopy (of G, …) that the ablation removes
@@ -19,7 +18,7 @@ corrected by Holm within one model, environment, measure and `family` (`probes.s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -29,12 +28,7 @@ from probes.stats.families import corrected
 from probes.stats.frame_checks import MIN_DELTA, require
 from probes.stats.layout import UNABLATED
 
-ARMS = (
-    *("model", "env", "measure", "ablation", "against", "mean", "mean_against"),
-    *("difference", "ci_lo", "ci_hi", "n", "n_clusters", "p", "p_holm", "family_size", "family"),
-    *("removed", "removed_lo", "removed_hi"),
-)
-AGAINST_WHOLE = "ablation arms"
+AGAINST_UNABLATED = "ablation arms"
 AMONG_ARMS = "arms against arms"
 ArmTable = Callable[[pd.DataFrame, RngFactory], pd.DataFrame]
 """Rows of one arm and its streams → a table."""
@@ -42,7 +36,7 @@ _KEYS = ("model", "env", "item_id", "task_id", "measure", "value", "ablation")
 
 
 def labelled(rows: pd.DataFrame) -> pd.DataFrame:
-    """The frame with the label of its arm in every row: what was written before there were arms has "none"."""
+    """The frame with the label of its arm in every row: rows without the column have "none"."""
     if "ablation" not in rows.columns:
         return rows.assign(ablation=UNABLATED)
     return rows.assign(ablation=rows["ablation"].fillna(UNABLATED))
@@ -61,7 +55,7 @@ def by_arm(
 
     Args:
         frame: labelled rows or measures.
-        rng_for: gives the unablated model's streams, and under LABEL behind their names those of an arm.
+        rng_for: gives the unablated model's streams, and those of an arm under NAME/LABEL.
         table: makes the table out of the rows of one arm (without the column) and its streams. Holm families are
             therefore of one arm.
         order: of the arms, where the frame has not theirs.
@@ -90,11 +84,13 @@ def arm_contrasts(
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of `ARMS`, by model, env and measure, then in the order of the arms; over the items that have
-        the measure under both. `removed` is NaN where the mean it is a share of is below `MIN_DELTA` (absolute).
+        model, env, measure, ablation, against, mean, mean_against, difference, ci_lo, ci_hi, n, n_clusters, p, p_holm,
+        family_size, family, removed, removed_lo, removed_hi: by model, env and measure, then in the order of the arms;
+        over the items that have the measure under both. `removed` is NaN where the mean it is a share of is below
+        `MIN_DELTA` (absolute).
 
     Raises:
-        InputError: a column or number is missing, or a value stands twice.
+        InputError: a column or number is missing, or a value occurs twice.
     """
     require(measures, _KEYS, ["model", "env", "item_id", "measure", "ablation"])
     order = [UNABLATED, *(label for label in labels if label != UNABLATED)]
@@ -106,26 +102,30 @@ def arm_contrasts(
             for against in present[:place]:
                 pair = wide[[label, against]].dropna()
                 if len(pair):
-                    key = (str(model), str(env), str(measure))
-                    lines.append((*key, label, against, *_contrast(key, pair, rng_for, n_draws)))
-    return corrected(pd.DataFrame(lines, columns=list(ARMS)), "arms")
+                    key = {"model": str(model), "env": str(env), "measure": str(measure)}
+                    lines.append(_contrast(key, pair, rng_for, n_draws))
+    return corrected(pd.DataFrame(lines), "arms")
 
 
 def _contrast(
-    key: tuple[str, str, str], pair: pd.DataFrame, rng_for: RngFactory, n_draws: int
-) -> tuple[object, ...]:
-    """One line of `ARMS` behind its key: `pair` has the arm's values and those it is set against."""
+    key: Mapping[str, str], pair: pd.DataFrame, rng_for: RngFactory, n_draws: int
+) -> dict[str, object]:
+    """One line: `pair` has the arm's values and those it is compared with."""
     label, against = map(str, pair.columns)
     here, there = (pair[name].to_numpy(float) for name in (label, against))
     tasks = pair.index.get_level_values("task_id")
-    name = "/".join(("arms", *key, label, against))
+    name = "/".join(("arms", *key.values(), label, against))
     found = cluster_bootstrap(here - there, tasks, rng_for(name), n_draws)
     removed = (math.nan, math.nan, math.nan)
     if abs(float(there.mean())) >= MIN_DELTA:
         [share] = cluster_ratios(
             (there - here)[:, None], there[:, None], tasks, rng_for(f"{name}/removed"), n_draws
         )
-        removed = (share.mean, share.lo, share.hi)
-    family = AGAINST_WHOLE if against == UNABLATED else AMONG_ARMS
-    interval = (found.mean, found.lo, found.hi, found.n, found.n_clusters, found.p, math.nan, 0)
-    return (float(np.mean(here)), float(np.mean(there)), *interval, family, *removed)
+        removed = share.cells
+    family = AGAINST_UNABLATED if against == UNABLATED else AMONG_ARMS
+    return {
+        **{**key, "ablation": label, "against": against},
+        **{"mean": float(np.mean(here)), "mean_against": float(np.mean(there))},
+        **{**found.columns("difference"), "p": found.p, "family": family},
+        **dict(zip(("removed", "removed_lo", "removed_hi"), removed, strict=True)),
+    }

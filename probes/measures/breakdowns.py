@@ -4,7 +4,7 @@
     operator        how the action was made wrong
     error_type      the family of the error it met
     template        the kind of task
-    step            how many successful steps stand before it
+    step            how many successful steps precede it
     quotes_source   whether the error text quotes a line of the submission (true | false)
 
 A cell is one level of one split, of one measure, model and environment. Cells of fewer than three items are left out
@@ -23,10 +23,8 @@ import pandas as pd
 from mech.errors import InputError
 from probes.stats.bootstrap import N_DRAWS, RATE, RngFactory, cluster_bootstrap
 from probes.stats.families import null_is_zero
-from probes.stats.frame_checks import require
+from probes.stats.frame_checks import require, require_columns
 
-BREAKDOWN = ("model", "env", "by", "level", "measure", "mean", "ci_lo", "ci_hi", "n", "n_clusters")
-SMALL_CELLS = ("model", "env", "by", "level", "measure", "n")
 SPLITS = {
     "operator": "operator",
     "error_type": "error_type",
@@ -36,8 +34,10 @@ SPLITS = {
 }
 """Name of a split → the attribute of an item that it reads."""
 MEASURES = ("G", "copy", "sem", "p_repeat_fail")
-MIN_ITEMS = 3  # a mean of fewer says nothing that its items do not say
+MIN_ITEMS = 3  # a mean of fewer says no more than its items
+_LACK = "The attributes of the items lack"
 
+_CELL = ("model", "env", "by", "level", "measure")
 _MEASURED = ("model", "env", "item_id", "task_id", "measure", "value")
 
 
@@ -59,11 +59,11 @@ def breakdown(
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of `BREAKDOWN`, by model, env, split (in the order of `SPLITS`), level and measure; every cell of
-        at least `MIN_ITEMS` items. Levels are text.
+        model, env, by, level, measure, mean, ci_lo, ci_hi, n, n_clusters, splits in the order of `SPLITS`; every cell
+        of at least `MIN_ITEMS` items. Levels are text.
 
     Raises:
-        InputError: a column is missing, a value or an item stands twice, or a measured item has no attributes.
+        InputError: a column is missing, a value or an item occurs twice, or a measured item has no attributes.
     """
     lines = []
     for key, cell in _cells(measures, attributes, measures_wanted):
@@ -71,31 +71,31 @@ def breakdown(
             rng = rng_for("breakdown/" + "/".join(key))
             bounds = None if null_is_zero(key[-1]) else RATE
             found = cluster_bootstrap(cell["value"], cell["task_id"], rng, n_draws, bounds=bounds)
-            lines.append((*key, found.mean, found.lo, found.hi, found.n, found.n_clusters))
-    return pd.DataFrame(lines, columns=list(BREAKDOWN))
+            lines.append({**dict(zip(_CELL, key, strict=True)), **found.columns()})
+    return pd.DataFrame(lines)
 
 
 def small_cells(
     measures: pd.DataFrame, attributes: pd.DataFrame, measures_wanted: Sequence[str] = MEASURES
 ) -> pd.DataFrame:
-    """The cells that `breakdown` leaves out, with their number of items: the columns of `SMALL_CELLS`.
+    """The cells that `breakdown` leaves out, with their number of items: model, env, by, level, measure, n.
 
     Raises:
         InputError: as `breakdown`.
     """
     cells = _cells(measures, attributes, measures_wanted)
-    lines = [(*key, len(cell)) for key, cell in cells if len(cell) < MIN_ITEMS]
-    return pd.DataFrame(lines, columns=list(SMALL_CELLS))
+    small = [(key, len(cell)) for key, cell in cells if len(cell) < MIN_ITEMS]
+    return pd.DataFrame([{**dict(zip(_CELL, key, strict=True)), "n": n} for key, n in small])
 
 
 def item_attributes(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line an item out of score rows, each of which carries its item's attributes.
+    """One line an item out of score rows, each of which has its item's attributes.
 
     Raises:
         InputError: a column is missing, or an item has two values of an attribute.
     """
     keys = ["model", "env", "item_id"]
-    _check_columns(rows, [*keys, *SPLITS.values()])
+    require_columns(rows, [*keys, *SPLITS.values()], _LACK)
     attributes = rows[[*keys, *SPLITS.values()]].drop_duplicates(ignore_index=True)
     mixed = attributes.duplicated(keys)
     if mixed.any():
@@ -119,7 +119,7 @@ def _cells(
 def _with_attributes(measures: pd.DataFrame, attributes: pd.DataFrame) -> pd.DataFrame:
     """Each measured value beside its item's attributes."""
     keys = [name for name in ("model", "env", "item_id") if name != "model" or name in attributes.columns]
-    _check_columns(attributes, [*keys, *SPLITS.values()])
+    require_columns(attributes, [*keys, *SPLITS.values()], _LACK)
     require(attributes, keys, keys)
     joined = measures.merge(
         attributes[[*keys, *SPLITS.values()]],
@@ -132,12 +132,6 @@ def _with_attributes(measures: pd.DataFrame, attributes: pd.DataFrame) -> pd.Dat
     if unknown.any():
         raise InputError(f"Item {joined.loc[unknown.idxmax(), 'item_id']} is measured and has no attributes.")
     return joined.drop(columns="_found")
-
-
-def _check_columns(frame: pd.DataFrame, columns: Sequence[str]) -> None:
-    missing = [column for column in columns if column not in frame.columns]
-    if missing:
-        raise InputError(f"The attributes of the items lack {', '.join(missing)}.")
 
 
 def _level_text(level: Any) -> str:

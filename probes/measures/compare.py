@@ -20,14 +20,6 @@ import pandas as pd
 from mech.errors import InputError
 from probes.stats.summaries import KEYS, check_summary
 
-COMPARE = (
-    *("model", "env", "measure", "ours", "ours_lo", "ours_hi", "ours_n"),
-    *("paper", "paper_lo", "paper_hi", "paper_n"),
-    *("difference", "overlap", "same_sign", "paper_excludes_zero"),
-)
-MORE = ("paper_model", "run")
-"""What `compare` adds behind these: the paper's name of the model, and the run a line of ours is from."""
-
 _BOOLEANS = ("overlap", "same_sign", "paper_excludes_zero")
 
 
@@ -44,8 +36,9 @@ def compare(
             `-q4`.
 
     Returns:
-        The columns of `COMPARE` and `MORE`, by our models' names and then in the paper's order. Where we lack a line,
-        the columns that need it are empty. `overlap` is empty too where an interval is.
+        model, env, measure, ours, paper, each with _lo, _hi and _n, difference, overlap, same_sign,
+        paper_excludes_zero, paper_model and run (of our line): by our models' names and then in the paper's order.
+        Where we lack a line, the columns that need it are empty. `overlap` is empty too where an interval is.
 
     Raises:
         InputError: a table is no summary or has a line twice, the map names a model we lack, or the paper has none of
@@ -58,7 +51,7 @@ def compare(
         for row in theirs[theirs["model"] == paper_model].to_dict("records"):
             same = own[(own["env"] == row["env"]) & (own["measure"] == row["measure"])]
             lines.append({"model": model, "paper_model": paper_model, **_line(same, row)})
-    table = pd.DataFrame(lines, columns=[*COMPARE, *MORE])
+    table = pd.DataFrame(lines)
     counts = dict.fromkeys(["ours_n", "paper_n"], "Int64")
     return table.astype({**counts, **dict.fromkeys(_BOOLEANS, "boolean")})
 
@@ -116,7 +109,10 @@ def _line(same: pd.DataFrame, row: Mapping[str, Any]) -> dict[str, Any]:
         "paper_excludes_zero": excludes,
     }
     if len(same) == 0:
-        return {**line, "ours": np.nan, "ours_lo": np.nan, "ours_hi": np.nan, "difference": np.nan}
+        return {
+            **{**line, **dict.fromkeys(("ours", "ours_lo", "ours_hi", "difference"), np.nan)},
+            **dict.fromkeys(("ours_n", "overlap", "same_sign", "run")),
+        }
     own = same.iloc[int((same["n"] - row["n"]).abs().to_numpy().argmin())]
     bounds = (own["ci_lo"], own["ci_hi"], row["ci_lo"], row["ci_hi"])
     overlap = max(bounds[0], bounds[2]) <= min(bounds[1], bounds[3])

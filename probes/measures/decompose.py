@@ -39,9 +39,6 @@ from probes.stats.bootstrap import (
 )
 from probes.stats.frame_checks import MIN_DELTA, require
 
-DECOMPOSITION = ("model", "env", "quantity", "estimate", "ci_lo", "ci_hi", "n", "n_clusters", "deff")
-EQUIVALENCE = ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "delta", "equivalent")
-
 _MEASURED = ("model", "env", "item_id", "task_id", "measure", "value")
 
 
@@ -54,11 +51,11 @@ def decomposition_table(measures: pd.DataFrame, rng_for: RngFactory, n_draws: in
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of `DECOMPOSITION`; a quantity whose measures no item has is left out. A share of a mean −G below
-        `MIN_DELTA` (absolute) is NaN, and so is an infinite median.
+        model, env, quantity, estimate, ci_lo, ci_hi, n, n_clusters, deff; a quantity whose measures no item has is
+        left out. A share of a mean −G below `MIN_DELTA` (absolute) is NaN, and so is an infinite median.
 
     Raises:
-        InputError: a column or number is missing, or a value stands twice.
+        InputError: a column or number is missing, or a value occurs twice.
     """
     require(measures, _MEASURED, ["model", "env", "item_id", "measure"])
     lines = []
@@ -72,15 +69,15 @@ def decomposition_table(measures: pd.DataFrame, rng_for: RngFactory, n_draws: in
                 continue
             found = estimate(values, rng_for(f"decompose/{model}/{env}/{quantity}"), n_draws)
             shown = found.mean if math.isfinite(found.mean) else math.nan
-            counts = (found.n, found.n_clusters, found.deff)
-            lines.append((model, env, quantity, shown, found.lo, found.hi, *counts))
-    return pd.DataFrame(lines, columns=list(DECOMPOSITION))
+            about = {"model": model, "env": env, "quantity": quantity}
+            lines.append({**about, **found.columns("estimate"), "estimate": shown, "deff": found.deff})
+    return pd.DataFrame(lines)
 
 
 def equivalences(
     measures: pd.DataFrame, deltas: Mapping[str, float], rng_for: RngFactory, n_draws: int = N_DRAWS
 ) -> pd.DataFrame:
-    """Which measures are shown to be zero to within ±delta: the whole interval lies inside.
+    """Which measures are shown to be zero to within ±delta: the interval lies inside.
 
     Args:
         measures: as `decomposition_table`.
@@ -90,7 +87,8 @@ def equivalences(
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of `EQUIVALENCE`. False means not shown: also where there is no interval.
+        model, env, measure, mean, ci_lo, ci_hi, delta, equivalent. False means not shown: also where there is no
+        interval.
 
     Raises:
         InputError: as `decomposition_table`, or a delta is not above zero.
@@ -105,8 +103,14 @@ def equivalences(
         rng = rng_for(f"equivalence/{model}/{env}/{name}")
         found = cluster_bootstrap(group["value"], group["task_id"], rng, n_draws)
         delta = float(deltas[name])
-        lines.append((model, env, name, found.mean, found.lo, found.hi, delta, equivalent(found, delta)))
-    return pd.DataFrame(lines, columns=list(EQUIVALENCE))
+        lines.append(
+            {
+                **{"model": model, "env": env, "measure": name},
+                **dict(zip(("mean", "ci_lo", "ci_hi"), found.cells, strict=True)),
+                **{"delta": delta, "equivalent": equivalent(found, delta)},
+            }
+        )
+    return pd.DataFrame(lines)
 
 
 Estimate = Callable[[pd.DataFrame, np.random.Generator, int], Interval]
@@ -119,22 +123,16 @@ def _tasks(values: pd.DataFrame) -> pd.Index:
 
 def _mean_of(name: str) -> Estimate:
     """Mean over items, nats."""
-
-    def estimate(values: pd.DataFrame, rng: np.random.Generator, n_draws: int) -> Interval:
-        return cluster_bootstrap(values[name], _tasks(values), rng, n_draws)
-
-    return estimate
+    return lambda values, rng, n_draws: cluster_bootstrap(values[name], _tasks(values), rng, n_draws)
 
 
 def _share_of(part: str, gain: str = "G") -> Estimate:
     """Σ part / Σ −G, or of another gain."""
 
     def estimate(values: pd.DataFrame, rng: np.random.Generator, n_draws: int) -> Interval:
-        parts, whole = values[[part]].to_numpy(float), -values[[gain]].to_numpy(float)
-        found = cluster_ratios(parts, whole, _tasks(values), rng, n_draws)[0]
-        if abs(whole.mean()) < MIN_DELTA:
-            return Interval(math.nan, math.nan, math.nan, found.n, found.n_clusters, math.nan, True)
-        return found
+        parts, gains = values[[part]].to_numpy(float), -values[[gain]].to_numpy(float)
+        [found] = cluster_ratios(parts, gains, _tasks(values), rng, n_draws)
+        return Interval.unknown(*found.counts) if abs(gains.mean()) < MIN_DELTA else found
 
     return estimate
 
@@ -149,11 +147,7 @@ def _ratio_median(values: pd.DataFrame, rng: np.random.Generator, n_draws: int) 
 
 def _sign_share(name: str, sign: int) -> Estimate:
     """Share of items whose measure has the sign."""
-
-    def estimate(values: pd.DataFrame, rng: np.random.Generator, n_draws: int) -> Interval:
-        return cluster_rate(np.sign(values[name]) == sign, _tasks(values))
-
-    return estimate
+    return lambda values, rng, n_draws: cluster_rate(np.sign(values[name]) == sign, _tasks(values))
 
 
 def _quantities() -> Iterator[tuple[str, tuple[tuple[str, ...], Estimate]]]:

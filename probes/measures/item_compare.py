@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,22 +29,10 @@ from mech.errors import InputError
 from probes.measures.measures import DEFINITIONS, measure
 from probes.stats.ranks import spearman
 
-PAIRS = (
-    *("model", "env", "kind", "item_id", "condition", "candidate", "measure", "unit", "found_in"),
-    *("ours", "published", "difference", "per_token", "n_tokens", "n_tokens_published"),
-    *("ctx_tokens", "ctx_tokens_published"),
-)
-"""One row an item and score (kind `score`) or measure (kind `measure`): found_in is both, ours or published."""
-SUMMARY = (
-    *("model", "env", "kind", "condition", "candidate", "measure", "unit"),
-    *("n", "n_only_ours", "n_only_published", "median_abs", "max_abs", "median_abs_per_token"),
-    *("max_abs_per_token", "item_of_max", "same_n_tokens", "same_ctx_tokens", "pearson", "spearman"),
-)
-"""One row a condition and candidate, or a measure; same_…: share of the rows in which both sides have the number."""
-
 NO_CONDITION = "-"
 """Condition and candidate of a measure, which is of several; a score's measure is `logprob`."""
 _SCORE = ["item_id", "condition", "candidate"]
+_MEASURE = ["item_id", "measure", "value"]
 _COUNTS = ("n_tokens", "ctx_tokens")
 _FOLLOWING = {"G": ("fail", "pre"), "copy": ("pre", "neut"), "sem": ("neut", "fail")}
 _WIDE = re.compile(r"(lp|ntok)__(.+)__([A-Za-z0-9]+)")
@@ -58,8 +46,8 @@ FORMS = (
 class Items:
     """What one side says of single items.
 
-    scores: item_id, condition, candidate, logprob, n_tokens, ctx_tokens (NaN where not told); measures: item_id,
-    measure, value; env: item_id → environment, empty where not told; repeated: rows that a later one of the same item,
+    scores: item_id, condition, candidate, logprob, n_tokens, ctx_tokens (NaN where unknown); measures: item_id,
+    measure, value; env: item_id → environment, empty where unknown; repeated: rows that a later one of the same item,
     condition and candidate replaced; elsewhere: rows of other models or environments, which are left out.
     """
 
@@ -110,28 +98,34 @@ def published_items(
     if "item_id" not in table.columns or not _recognised(table):
         lacking = "has no column item_id" if "item_id" not in table.columns else "has no per-item numbers"
         raise InputError(f"{what} {lacking}: it must have {FORMS}.")
-    kept = table[table["item_id"].notna()]
+    chosen = table[table["item_id"].notna()]
     for column, wanted in (("model", {model} if model else None), ("env", envs)):
         if column in table.columns and wanted:
-            known = sorted(kept[column].dropna().astype(str).unique())
-            kept = kept[kept[column].astype(str).isin(wanted)]
-            if kept.empty:
+            known = sorted(chosen[column].dropna().astype(str).unique())
+            chosen = chosen[chosen[column].astype(str).isin(wanted)]
+            if chosen.empty:
                 raise InputError(
                     f"{what} has no row whose {column} is {' or '.join(sorted(wanted))}; it has {', '.join(known)}."
                 )
-    kept = kept.assign(item_id=kept["item_id"].astype(str)).reset_index(drop=True)
-    scores = _long(kept, what) if "logprob" in kept.columns else _from_wide(kept, what)
+    chosen = chosen.assign(item_id=chosen["item_id"].astype(str)).reset_index(drop=True)
+    scores = _long(chosen, what) if "logprob" in chosen.columns else _from_wide(chosen, what)
     last = scores.drop_duplicates(_SCORE, keep="last", ignore_index=True)
-    measures = _measures(kept, what)
+    measures = _measures(chosen, what)
     named = set(measures["measure"])
     measures = pd.concat([measures, _following(last, set(_FOLLOWING) - named)], ignore_index=True)
     once = measures.drop_duplicates(["item_id", "measure"], keep="last", ignore_index=True)
-    env = dict(zip(kept["item_id"], kept["env"].astype(str), strict=True)) if "env" in kept.columns else {}
-    return Items(last, once, env, len(scores) - len(last), len(table) - len(kept))
+    env = (
+        dict(zip(chosen["item_id"], chosen["env"].astype(str), strict=True))
+        if "env" in chosen.columns
+        else {}
+    )
+    return Items(last, once, env, len(scores) - len(last), len(table) - len(chosen))
 
 
 def item_pairs(ours: Items, published: Items, model: str = "") -> pd.DataFrame:
-    """Every score and measure of either side, side by side: the columns of PAIRS.
+    """Every score and measure of either side, side by side, one row an item and score (kind `score`) or measure.
+
+    found_in is both, ours or published; the other columns are those of compare_item_pairs.csv.
 
     Measures that only we have are left out, and so are our scores where only measures are published: the published
     table does not speak of them.
@@ -156,11 +150,11 @@ def item_pairs(ours: Items, published: Items, model: str = "") -> pd.DataFrame:
     )  # fmt: skip
     both = pd.concat([scores, measures], ignore_index=True)
     envs = set(ours.env.values())
-    untold = envs.pop() if len(envs) == 1 else ""  # an item that only a table without environments has
+    only_env = envs.pop() if len(envs) == 1 else ""  # an item that only a table without environments has
     difference = both["ours"].astype(float) - both["published"].astype(float)
     both = both.assign(
         model=model,
-        env=[ours.env.get(item, published.env.get(item, untold)) for item in both["item_id"]],
+        env=[ours.env.get(item, published.env.get(item, only_env)) for item in both["item_id"]],
         found_in=both["_merge"].astype(str).replace({"left_only": "ours", "right_only": "published"}),
         difference=difference,
         per_token=(difference / both["n_tokens"]).where(both["unit"] == "nats"),
@@ -168,7 +162,7 @@ def item_pairs(ours: Items, published: Items, model: str = "") -> pd.DataFrame:
     ordered = both.sort_values(
         ["kind", "item_id", "condition", "candidate", "measure"], ascending=[False, *[True] * 4]
     )
-    return ordered[list(PAIRS)].reset_index(drop=True)
+    return ordered.drop(columns="_merge").reset_index(drop=True)
 
 
 def unit(name: str) -> str:
@@ -179,18 +173,28 @@ def unit(name: str) -> str:
 
 
 def summary(pairs: pd.DataFrame) -> pd.DataFrame:
-    """One row a condition and candidate and one a measure: the columns of SUMMARY, scores first."""
+    """One row a condition and candidate and one a measure, scores first; columns as in compare_items.csv.
+
+    same_…: share of the rows in which both sides have the number.
+    """
     keys = ["model", "env", "kind", "condition", "candidate", "measure", "unit"]
     lines = []
     for key, rows in pairs.groupby(keys, sort=False):
         met = rows[rows["found_in"] == "both"]
         apart, per_token = met["difference"].abs(), met["per_token"].abs()
-        counts = (len(met), *(int((rows["found_in"] == side).sum()) for side in ("ours", "published")))
-        sizes = (apart.median(), apart.max(), per_token.median(), per_token.max())
-        worst = met.loc[apart.idxmax(), "item_id"] if len(met) else None
-        same = (_same(met, "n_tokens"), _same(met, "ctx_tokens"))
-        lines.append((*key, *counts, *sizes, worst, *same, *_correlations(met)))
-    return pd.DataFrame(lines, columns=list(SUMMARY))
+        only = {f"n_only_{side}": int((rows["found_in"] == side).sum()) for side in ("ours", "published")}
+        pearson, rank = _correlations(met)
+        lines.append(
+            {
+                **{**dict(zip(keys, key, strict=True)), "n": len(met), **only},
+                **{"median_abs": apart.median(), "max_abs": apart.max()},
+                **{"median_abs_per_token": per_token.median(), "max_abs_per_token": per_token.max()},
+                "item_of_max": met.loc[apart.idxmax(), "item_id"] if len(met) else None,
+                **{f"same_{name}": _same(met, name) for name in _COUNTS},
+                **{"pearson": pearson, "spearman": rank},
+            }
+        )
+    return pd.DataFrame(lines)
 
 
 def largest(pairs: pd.DataFrame) -> pd.Series | None:
@@ -223,36 +227,27 @@ def _long(table: pd.DataFrame, what: str) -> pd.DataFrame:
 
 
 def _from_wide(table: pd.DataFrame, what: str) -> pd.DataFrame:
-    parts = [pd.DataFrame(columns=[*_SCORE, "logprob", *_COUNTS])]
+    parts = []
     for column in table.columns:
         place = _wide(column)
-        if place is None:
-            continue
-        condition, candidate = place
-        found = pd.DataFrame(
-            {
-                "item_id": table["item_id"],
-                "condition": condition,
-                "candidate": candidate,
-                "logprob": _numbers(table, column, what),
-                "n_tokens": _numbers(table, f"ntok__{condition}__{candidate}", what),
-                "ctx_tokens": _numbers(table, f"ctx__{condition}", what),
+        if place is not None:
+            condition, candidate = place
+            names = {
+                "logprob": column,
+                "n_tokens": f"ntok__{condition}__{candidate}",
+                "ctx_tokens": f"ctx__{condition}",
             }
-        )
-        parts.append(found[found["logprob"].notna()])
-    return pd.concat(parts[1:] or parts, ignore_index=True)
+            numbers = {name: _numbers(table, source, what) for name, source in names.items()}
+            found = table[["item_id"]].assign(condition=condition, candidate=candidate, **numbers)
+            parts.append(found[found["logprob"].notna()])
+    return _under(parts, [*_SCORE, "logprob", *_COUNTS])
 
 
 def _measures(table: pd.DataFrame, what: str) -> pd.DataFrame:
-    """The columns that are measures of ours, in long form; a table with a score a row holds none."""
+    """The columns that are measures of ours, in long form; a table with a score a row has none."""
     names = [] if "logprob" in table.columns else [name for name in DEFINITIONS if name in table.columns]
-    parts = [pd.DataFrame(columns=["item_id", "measure", "value"])]
-    for name in names:
-        values = pd.DataFrame(
-            {"item_id": table["item_id"], "measure": name, "value": _numbers(table, name, what)}
-        )
-        parts.append(values[values["value"].notna()])
-    return pd.concat(parts[1:] or parts, ignore_index=True)
+    parts = [table[["item_id"]].assign(measure=name, value=_numbers(table, name, what)) for name in names]
+    return _under([part[part["value"].notna()] for part in parts], _MEASURE)
 
 
 def _following(scores: pd.DataFrame, names: set[str]) -> pd.DataFrame:
@@ -260,14 +255,17 @@ def _following(scores: pd.DataFrame, names: set[str]) -> pd.DataFrame:
     failed = scores[scores["candidate"] == "failed"].pivot(
         index="item_id", columns="condition", values="logprob"
     )
-    parts = [pd.DataFrame(columns=["item_id", "measure", "value"])]
+    parts = []
     for name, (before, after) in _FOLLOWING.items():
         if name in names and {before, after} <= set(failed.columns):
             value = (failed[after] - failed[before]).astype(float).dropna()
-            parts.append(
-                pd.DataFrame({"item_id": value.index, "measure": name, "value": value.to_numpy(dtype=float)})
-            )
-    return pd.concat(parts[1:] or parts, ignore_index=True)
+            parts.append(value.rename("value").reset_index().assign(measure=name)[_MEASURE])
+    return _under(parts, _MEASURE)
+
+
+def _under(parts: Sequence[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
+    """The parts one under the other; without parts an empty frame with these columns."""
+    return pd.concat(parts or [pd.DataFrame(columns=columns)], ignore_index=True)
 
 
 def _numbers(table: pd.DataFrame, column: str, what: str) -> pd.Series:

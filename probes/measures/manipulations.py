@@ -6,7 +6,7 @@
 G of two conditions that were scored on different items cannot be compared; delta can, since it is paired. The family
 of Holm's correction is all manipulations of one model and environment whose p is defined (a delta that is the same on
 every item has none); its size is `probes.stats.bootstrap.family_size` of their p. Equivalence is a statement of its
-own: the whole interval inside ±δ, never a large p.
+own: the interval inside ±δ, never a large p.
 """
 
 from __future__ import annotations
@@ -22,15 +22,7 @@ from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_bootstrap, equiv
 from probes.stats.families import corrected
 from probes.stats.frame_checks import require
 
-MANIPULATIONS = (
-    *("model", "env", "condition", "delta", "ci_lo", "ci_hi", "n", "n_clusters"),
-    *("deff", "p", "p_holm", "family_size", "G", "equivalent"),
-)
-LENGTH_MATCH = (
-    *("model", "env", "condition", "n", "mean_mismatch", "max_abs_mismatch", "share_exact", "shared_tokens"),
-)
-"""How well the length-matched conditions are matched, in tokens of the model that read them."""
-DELTA = 0.5  # nats: the whole call becomes at most e^0.5 = 1.65 times more or less likely
+DELTA = 0.5  # nats: the call becomes at most e^0.5 = 1.65 times more or less likely
 
 _MEASURED = ("model", "env", "item_id", "task_id", "measure", "value")
 _PREFIX = "delta_"
@@ -48,10 +40,11 @@ def manipulations(
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of `MANIPULATIONS`, by model, env and condition. G is NaN where an item lacks `G_X`.
+        model, env, condition, delta, ci_lo, ci_hi, n, n_clusters, deff, p, p_holm, family_size, G, equivalent, by the
+        first three. G is NaN where an item lacks `G_X`.
 
     Raises:
-        InputError: a column or number is missing, a value stands twice, or delta is not above zero.
+        InputError: a column or number is missing, a value occurs twice, or delta is not above zero.
     """
     require(measures, _MEASURED, ["model", "env", "item_id", "measure"])
     if not delta > 0:
@@ -62,9 +55,14 @@ def manipulations(
             rng = rng_for(f"manipulation/{model}/{env}/{condition}")
             found = cluster_bootstrap(pairs["value"], pairs["task_id"], rng, n_draws)
             gain = _mean_over(group[group["measure"] == f"G_{condition}"], pairs["item_id"])
-            interval = (found.mean, found.lo, found.hi, found.n, found.n_clusters, found.deff, found.p)
-            lines.append((model, env, condition, *interval, math.nan, 0, gain, equivalent(found, delta)))
-    return corrected(pd.DataFrame(lines, columns=list(MANIPULATIONS)), "manipulations")
+            lines.append(
+                {
+                    **{"model": model, "env": env, "condition": condition},
+                    **{**found.columns("delta"), "deff": found.deff, "p": found.p},
+                    **{"G": gain, "equivalent": equivalent(found, delta)},
+                }
+            )
+    return corrected(pd.DataFrame(lines), "manipulations")
 
 
 def length_match(rows: pd.DataFrame) -> pd.DataFrame:
@@ -76,21 +74,22 @@ def length_match(rows: pd.DataFrame) -> pd.DataFrame:
             a×'s tokens in the call recorded in its place; empty where a× itself is, or where older rows do not say).
 
     Returns:
-        The columns of `LENGTH_MATCH`, one line a model, environment and condition; n counts items, shared_tokens is
-        their mean.
+        One line a model, env and condition: n (items), mean_mismatch, max_abs_mismatch (tokens), share_exact,
+        shared_tokens (mean).
     """
     matched = rows[(rows["candidate"] == "failed") & rows["length_mismatch"].notna()]
-    shared = (
-        matched["shared_tokens"]
-        if "shared_tokens" in matched
-        else pd.Series(index=matched.index, dtype=float)
-    )
     lines = []
-    for key, group in matched.groupby(["model", "env", "condition"], sort=True):
+    for (model, env, condition), group in matched.groupby(["model", "env", "condition"], sort=True):
         found = group["length_mismatch"]
-        of_calls = shared.reindex(group.index).astype(float).mean()
-        lines.append((*key, len(found), found.mean(), found.abs().max(), (found == 0).mean(), of_calls))
-    return pd.DataFrame(lines, columns=list(LENGTH_MATCH))
+        shared = group["shared_tokens"].astype(float).mean() if "shared_tokens" in group else math.nan
+        lines.append(
+            {
+                **{"model": model, "env": env, "condition": condition, "n": len(found)},
+                **{"mean_mismatch": found.mean(), "max_abs_mismatch": found.abs().max()},
+                **{"share_exact": (found == 0).mean(), "shared_tokens": shared},
+            }
+        )
+    return pd.DataFrame(lines)
 
 
 def _by_condition(group: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -15,7 +15,7 @@ and Lref(c) that of the reference action ("gold").
     sem_first_min, copy_after_min, interaction_min    the same with the bare marker `abstract_min` for o×: an error
                                       names what was refused, and so lends probability to a part of a×; this does not
     sem_ack = L(mark) − L(ack),  copy_ack = L(neut) − L(ack),  interaction_ack = sem − sem_ack
-                                      what is said (o× or o∅) crossed with the call; pre, which says nothing, left out
+                                      o× or o∅, crossed with the call; without pre, which has neither
     copy_succ = L(succ) − L(pre),  sem_succ = polarity = L(fail) − L(succ)
     …_per_token                       the same, divided by the number of tokens of a×
     …_exact                           the same of "exactly a×", the end of the turn included
@@ -56,6 +56,10 @@ IDENTITY_TOLERANCE = 1e-5  # nats
 Definition = Callable[[Scores], pd.Series]
 
 
+Level = Callable[[Scores, str], pd.Series]
+"""A quantity of each item under a condition: L or the margin M."""
+
+
 def change(before: str, after: str, exact: bool = False) -> Definition:
     """L(after) − L(before) of a×."""
     return lambda scores: scores.logp(after, exact=exact) - scores.logp(before, exact=exact)
@@ -80,19 +84,15 @@ def margin_shift(scores: Scores) -> pd.Series:
 def _margin(scores: Scores, condition: str) -> pd.Series:
     """L(a×) − L(reference) under a condition; for an item without a reference, less the mean over its distractors."""
     if condition not in scores.margins:
-        scores.margins[condition] = _margin_under(scores, condition)
+        total, number = (pd.Series(0.0, index=scores.logprob.index) for _ in range(2))
+        for candidate in CANDIDATES[2:]:
+            known = scores.known[candidate]
+            total = total + scores.logp(condition, candidate).where(known, 0.0)
+            number = number + known
+        others = total / number.where(number > 0)
+        reference = scores.logp(condition, "gold").where(scores.known["gold"], others)
+        scores.margins[condition] = scores.logp(condition) - reference
     return scores.margins[condition]
-
-
-def _margin_under(scores: Scores, condition: str) -> pd.Series:
-    total = pd.Series(0.0, index=scores.logprob.index)
-    number = pd.Series(0.0, index=scores.logprob.index)
-    for candidate in CANDIDATES[2:]:
-        known = scores.known[candidate]
-        total = total + scores.logp(condition, candidate).where(known, 0.0)
-        number = number + known
-    reference = scores.logp(condition, "gold").where(scores.known["gold"], total / number.where(number > 0))
-    return scores.logp(condition) - reference
 
 
 def margin_change(before: str, after: str) -> Definition:
@@ -100,20 +100,9 @@ def margin_change(before: str, after: str) -> Definition:
     return lambda scores: _margin(scores, after) - _margin(scores, before)
 
 
-def _interaction(*conditions: str) -> Definition:
-    """L(a) − L(b) − L(c) + L(d) of a×."""
-    both, call, said, none = conditions
-    return lambda scores: scores.logp(both) - scores.logp(call) - scores.logp(said) + scores.logp(none)
-
-
-def _margin_interaction(mark: str) -> Definition:
-    """M(fail) − M(neut) − M(mark) + M(pre), for this mark of failure without the call."""
-
-    def definition(scores: Scores) -> pd.Series:
-        both, call, said, none = (_margin(scores, name) for name in ("fail", "neut", mark, "pre"))
-        return both - call - said + none
-
-    return definition
+def _interaction(mark: str, none: str = "pre", of: Level = Scores.logp) -> Definition:
+    """The level under fail − neut − mark + none."""
+    return lambda scores: of(scores, "fail") - of(scores, "neut") - of(scores, mark) + of(scores, none)
 
 
 def inverted(scores: Scores) -> pd.Series:
@@ -197,13 +186,13 @@ DEFINITIONS: dict[str, Definition] = {
     "other_damage": change("pre", "neut_other"),
     "sem_first": change("pre", "mark"),
     "copy_after": change("mark", "fail"),
-    "interaction": _interaction("fail", "neut", "mark", "pre"),
+    "interaction": _interaction("mark"),
     "sem_first_min": change("pre", "abstract_min"),
     "copy_after_min": change("abstract_min", "fail"),
-    "interaction_min": _interaction("fail", "neut", "abstract_min", "pre"),
+    "interaction_min": _interaction("abstract_min"),
     "sem_ack": change("ack", "mark"),
     "copy_ack": change("ack", "neut"),
-    "interaction_ack": _interaction("fail", "neut", "mark", "ack"),
+    "interaction_ack": _interaction("mark", "ack"),
     **{f"G_{name}": change(name, "pre") for name in MANIPULATIONS},
     **{f"delta_{name}": change("fail", name) for name in MANIPULATIONS},
     "delta_fail_early_moved": moved_early,
@@ -217,10 +206,10 @@ DEFINITIONS: dict[str, Definition] = {
     "margin_other_damage": margin_change("pre", "neut_other"),
     "margin_sem_first": margin_change("pre", "mark"),
     "margin_copy_after": margin_change("mark", "fail"),
-    "margin_interaction": _margin_interaction("mark"),
+    "margin_interaction": _interaction("mark", of=_margin),
     "margin_sem_first_min": margin_change("pre", "abstract_min"),
     "margin_copy_after_min": margin_change("abstract_min", "fail"),
-    "margin_interaction_min": _margin_interaction("abstract_min"),
+    "margin_interaction_min": _interaction("abstract_min", of=_margin),
 }
 
 
@@ -255,7 +244,7 @@ def measure(rows: pd.DataFrame) -> pd.DataFrame:
         by draw), also n_draws and draw_sd, empty for what was not drawn.
 
     Raises:
-        InputError: a column or a key is missing, a score stands twice, a log-probability is positive
+        InputError: a column or a key is missing, a score occurs twice, a log-probability is positive
             or not finite, or an item's failed action has two lengths.
         RuntimeError: one of IDENTITIES fails on an item.
     """
@@ -274,10 +263,15 @@ def _measured(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     long = (
         wide.reset_index().melt(id_vars=keys, var_name="measure", value_name="value").dropna(subset=["value"])
     )
-    long["measure"] = pd.Categorical(long["measure"], list(DEFINITIONS))
-    long = long.sort_values([*keys, "measure"], ignore_index=True).astype({"measure": str})
+    long = _in_order(long, keys)
     check_identity(long)
     return long[[*COLUMNS, *keys[len(KEYS) :]]]
+
+
+def _in_order(long: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Sorted by the keys and then in the order of `DEFINITIONS`."""
+    ordered = long.assign(measure=pd.Categorical(long["measure"], list(DEFINITIONS)))
+    return ordered.sort_values([*keys, "measure"], ignore_index=True).astype({"measure": str})
 
 
 def _over_draws(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
@@ -301,9 +295,7 @@ def _over_draws(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     means.append(
         values.mean().to_frame().assign(n_draws=values.size(), draw_sd=values.std(ddof=1)).reset_index()
     )
-    both = pd.concat(means, ignore_index=True)
-    both["measure"] = pd.Categorical(both["measure"], list(DEFINITIONS))
-    both = both.sort_values([*keys, "measure"], ignore_index=True).astype({"measure": str})
+    both = _in_order(pd.concat(means, ignore_index=True), keys)
     return both[[*COLUMNS, *keys[len(KEYS) :], "n_draws", "draw_sd"]]
 
 

@@ -1,4 +1,4 @@
-"""Which tokens of a× carry a difference between two conditions.
+"""How a difference between two conditions is distributed over the tokens of a×.
 
 The same tokens end every condition, so a difference of two sums is the sum of the tokens' differences:
 
@@ -8,13 +8,13 @@ with l_t the log-probability (nats) of token t given all before it. The tokens a
 
     position   level 0 … 9: the tenth of the action that the middle of the token lies in
     part       before: the longest beginning that a× shares with the reference action, in tokens;
-               after: the longest end that they share behind the error;
-               error: what lies between, at the least the first token that departs
+               after: the longest end that they share after the error;
+               error: what lies between, at least the first token that differs
 
 Levels partition the tokens, so on every axis the levels of a measure sum to the measure, and −G = copy + sem in each;
 both are asserted. A level that an item has no token in counts as 0 nats there, so a level's mean is per item, not per
-token: an action of under ten tokens leaves tenths empty. An action that only leaves something of the reference out
-departs with a token that the two ends share: that one is its error.
+token: an action of under ten tokens leaves tenths empty. Where an action only omits a part of the reference, its error
+is the first token that differs.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from jaxtyping import Float, Int
 
 from mech.engine.trie import common_prefix
 from mech.errors import InputError
-from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_ratios
+from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_means
 from probes.stats.frame_checks import require
 
-PROFILES = ("model", "env", "measure", "axis", "level", "mean", "ci_lo", "ci_hi", "n", "n_clusters")
 DIFFERENCES = {"G": ("pre", "fail"), "copy": ("neut", "pre"), "sem": ("fail", "neut")}
 """Measure → the condition it is a difference of, and the one that is subtracted."""
 N_TENTHS = 10
@@ -67,7 +66,7 @@ class TokenScores:
 
 
 def profiles(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> pd.DataFrame:
-    """Mean nats per item that the tokens of each level carry of G, copy and sem; clusters are tasks.
+    """Mean nats per item of G, copy and sem at the tokens of each level; clusters are tasks.
 
     Args:
         rows: score rows: model, env, item_id, task_id, condition, candidate, logprob, token_ids, token_logprobs. Only
@@ -76,12 +75,12 @@ def profiles(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) ->
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of `PROFILES`, levels in the order of `LEVELS`. A measure is over the items scored under both
-        of its conditions; where the error stands in an action (`part`) only a reference action says, so there over the
-        items that have one.
+        model, env, measure, axis, level, mean, ci_lo, ci_hi, n, n_clusters, levels in the order of `LEVELS`. A
+        measure is over the items scored under both of its conditions; for `part`, which needs a reference action, over
+        the items that have one.
 
     Raises:
-        InputError: a column or value is missing, a row stands twice, an item has two tokenisations of an action, or
+        InputError: a column or value is missing, a row occurs twice, an item has two tokenisations of an action, or
             not one log-probability per token.
         RuntimeError: the levels do not sum to the measure, or −G = copy + sem fails in one.
     """
@@ -102,18 +101,16 @@ def profiles(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) ->
                 if level is not None
             ]
             for measure in DIFFERENCES:
-                kept = [(item, one[measure]) for item, one in sums if measure in one]
-                if not kept:
+                scored = [(item.task_id, one[measure]) for item, one in sums if measure in one]
+                if not scored:
                     continue
-                table = np.stack([values for _, values in kept])
+                tasks, values = [task for task, _ in scored], [value for _, value in scored]
                 rng = rng_for(f"profile/{model}/{env}/{measure}/{axis}")
-                tasks = [item.task_id for item, _ in kept]
-                found = cluster_ratios(table, np.ones_like(table), tasks, rng, n_draws)
+                found = cluster_means(np.stack(values), tasks, rng, n_draws)
+                about = {"model": model, "env": env, "measure": measure, "axis": axis}
                 for name, one in zip(names, found, strict=True):
-                    lines.append(
-                        (model, env, measure, axis, name, one.mean, one.lo, one.hi, one.n, one.n_clusters)
-                    )
-    return pd.DataFrame(lines, columns=list(PROFILES))
+                    lines.append({**about, "level": name, **one.columns()})
+    return pd.DataFrame(lines)
 
 
 def tenths(n_tokens: int) -> Int[np.ndarray, " token"]:
@@ -132,7 +129,7 @@ def parts(action: Sequence[int], reference: Sequence[int]) -> Int[np.ndarray, " 
 def level_sums(
     item: TokenScores, level: Int[np.ndarray, " token"], n_levels: int
 ) -> dict[str, Float[np.ndarray, " level"]]:
-    """Nats that each level's tokens carry of each measure the item has; sums and identity are checked.
+    """Nats of each measure the item has at the tokens of each level; sums and identity are checked.
 
     Raises:
         RuntimeError: as `profiles`.

@@ -1,4 +1,4 @@
-"""How G goes with the number of parameters: one table of many models, a line through it, and where it would be zero.
+"""G against the number of parameters: one table of many models, a line through it, and where it would be zero.
 
     G = intercept + slope · log10(parameters)      least squares, unweighted; slope in nats per decade
     crossing = 10 ^ (−intercept / slope)           the number of parameters at which the line reaches G = 0
@@ -20,13 +20,9 @@ import pandas as pd
 from scipy.stats import linregress
 
 from mech.errors import InputError
+from probes.stats.frame_checks import require_columns
 from probes.stats.summaries import check_summary
 
-SCALING = ("model", "n_parameters", "env", "measure", "mean", "ci_lo", "ci_hi", "n", "n_clusters")
-SCALING_FIT = (
-    *("env", "group", "n_models", "slope", "intercept", "r2"),
-    *("crossing_parameters", "loo_lo", "loo_hi", "note"),
-)
 ALL = "all"
 MIN_MODELS = 3  # a line through two points fits any two models
 MAX_DECADES = 300.0  # a crossing of more digits is no number a table can hold
@@ -60,7 +56,7 @@ def scaling_table(summaries: Sequence[pd.DataFrame], parameters: Mapping[str, fl
         parameters: model → its number of parameters.
 
     Returns:
-        The columns of `SCALING`, by environment, measure and size.
+        model, n_parameters, env, measure, mean, ci_lo, ci_hi, n, n_clusters, by environment, measure and size.
 
     Raises:
         InputError: a summary lacks a column or a number, two of them have the same model, environment and measure,
@@ -68,13 +64,13 @@ def scaling_table(summaries: Sequence[pd.DataFrame], parameters: Mapping[str, fl
     """
     checked = [check_summary(summary, "The summary") for summary in summaries]
     if not checked:
-        return pd.DataFrame(columns=list(SCALING))
+        return pd.DataFrame()
     table = check_summary(pd.concat(checked, ignore_index=True), "The summaries together")
     for model in table["model"].unique():
         if not (model in parameters and math.isfinite(parameters[model]) and parameters[model] > 0):
             raise InputError(f"The number of parameters of {model} is not known: give one above 0.")
     table["n_parameters"] = table["model"].map({name: float(count) for name, count in parameters.items()})
-    return table.sort_values(["env", "measure", "n_parameters", "model"], ignore_index=True)[list(SCALING)]
+    return table.sort_values(["env", "measure", "n_parameters", "model"], ignore_index=True)
 
 
 def fit_scaling(table: pd.DataFrame, measure: str = "G") -> pd.DataFrame:
@@ -85,20 +81,19 @@ def fit_scaling(table: pd.DataFrame, measure: str = "G") -> pd.DataFrame:
         measure: whose means are fitted.
 
     Returns:
-        The columns of `SCALING_FIT`; `note` says in words what is not there, and why.
+        env, group, n_models, slope, intercept, r2, crossing_parameters, loo_lo, loo_hi, note; `note` says in words
+        what is not there, and why.
 
     Raises:
         InputError: a column is missing.
     """
-    missing = [column for column in SCALING if column not in table.columns]
-    if missing:
-        raise InputError(f"The scaling table lacks the columns {', '.join(missing)}.")
+    require_columns(table, ("model", "n_parameters", "env", "measure", "mean"), "The scaling table lacks")
     lines = []
     for env, models in table[table["measure"] == measure].groupby("env", sort=True):
         lines.append(_fit(str(env), ALL, models))
         families = models.groupby(models["model"].map(family), sort=True)
         lines += [_fit(str(env), str(name), group) for name, group in families if len(group) >= 2]
-    return pd.DataFrame(lines, columns=list(SCALING_FIT))
+    return pd.DataFrame(lines)
 
 
 def family(model: str) -> str:
@@ -133,24 +128,25 @@ def leave_one_out(parameters: Sequence[float], means: Sequence[float]) -> list[f
     if len(parameters) < MIN_MODELS:
         raise InputError(f"Leaving one out takes {MIN_MODELS} models or more, not {len(parameters)}.")
     crossings = []
-    for left_out in range(len(parameters)):
-        kept = [index for index in range(len(parameters)) if index != left_out]
-        sizes, values = [parameters[i] for i in kept], [means[i] for i in kept]
+    for at in range(len(parameters)):
+        sizes, values = ([*numbers[:at], *numbers[at + 1 :]] for numbers in (parameters, means))
         crossings.append(fit_line(sizes, values).crossing if len(set(sizes)) > 1 else math.nan)
     return crossings
 
 
-def _fit(env: str, group: str, models: pd.DataFrame) -> tuple[str | int | float, ...]:
-    """One line of `SCALING_FIT`."""
+def _fit(env: str, group: str, models: pd.DataFrame) -> dict[str, object]:
+    """One line of the table of fits."""
     sizes, means = models["n_parameters"].tolist(), models["mean"].tolist()
     count = len(models)
+    numbers = ("slope", "intercept", "r2", "crossing_parameters", "loo_lo", "loo_hi")
+    nothing = {"env": env, "group": group, "n_models": count, **dict.fromkeys(numbers, math.nan)}
     if len(set(sizes)) < 2:
         note = f"{_count(count)} of one size: no line" if count > 1 else "1 model: no line"
-        return (env, group, count, *[math.nan] * 6, note)
+        return {**nothing, "note": note}
     line = fit_line(sizes, means)
-    fitted = (env, group, count, line.slope, line.intercept, line.r2)
+    fitted = {**nothing, "slope": line.slope, "intercept": line.intercept, "r2": line.r2}
     if count < MIN_MODELS:
-        return (*fitted, *[math.nan] * 3, f"{_count(count)}: no crossing is extrapolated from fewer than 3")
+        return {**fitted, "note": f"{_count(count)}: no crossing is extrapolated from fewer than 3"}
     notes = []
     if not line.slope > 0:
         notes.append("the slope is not above 0: no crossing")
@@ -165,7 +161,8 @@ def _fit(env: str, group: str, models: pd.DataFrame) -> tuple[str | int | float,
     known = [one for one in others if not math.isnan(one)]
     lowest = min(known) if known else math.nan
     highest = max(others) if not without else math.nan  # with no crossing the range has no upper end
-    return (*fitted, line.crossing, lowest, highest, "; ".join(notes))
+    ends = {"crossing_parameters": line.crossing, "loo_lo": lowest, "loo_hi": highest}
+    return {**fitted, **ends, "note": "; ".join(notes)}
 
 
 def _count(number: int) -> str:

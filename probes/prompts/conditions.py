@@ -83,7 +83,7 @@ def _turn(role: str, content: str) -> dict[str, str]:
 
 
 def framed(item: Item, observation: str, wording: Wording) -> str:
-    """An observation as its turn holds it: in the item's own frame (FRAME), or else behind the wording's prefix."""
+    """An observation as its turn has it: in the item's own frame (FRAME), or else after the wording's prefix."""
     frame = item.meta.get(FRAME)
     if frame is None:
         return f"{wording.observation_prefix}{observation}"
@@ -143,7 +143,7 @@ def _noted(note: Callable[[Item, Wording], str]) -> Condition:
 
 
 def _unasked(observation: Callable[[Item], str]) -> Condition:
-    """C and an observation as it stands in its turn, without the call that it answers."""
+    """C and an observation as it is in its turn, without the call that it answers."""
 
     def messages(item: Item, wording: Wording, count: Count) -> Messages:
         return [*_context(item, wording, count), *_observed(item, observation(item), wording)]
@@ -191,7 +191,7 @@ def _neut_matched(item: Item, wording: Wording, count: Count) -> Messages:
     """As neut, the call replaced by words of as many tokens: every position of neut has its counterpart here.
 
     Corruption by tokens of equal length (Zhang & Nanda 2023, arXiv:2309.16042): L(neut) − L(neut_matched) is what the
-    call's own tokens do, and not that a turn of its length stands there.
+    call's own tokens do, and not the presence of a turn of its length.
     """
     target = count(item.failed_action)
     drawn = [filler(f"{item.item_id}|call|0", target, count)]
@@ -253,10 +253,10 @@ def _no_count(text: str) -> int:
 
 
 UNRELATED = ("unrelated_action", "unrelated_observation")
-"""The keys of an item's meta that hold its far placebo."""
+"""The keys of an item's meta with its far placebo."""
 
 OTHER_CALLS = "other_calls"
-"""The key of an item's meta that holds valid calls of other tasks, out of which `neut_other` takes one."""
+"""The key of an item's meta with valid calls of other tasks, out of which `neut_other` takes one."""
 
 FILLERS = 8
 """Draws of filler in the place of a call, until one has its length: the first of the nearest is taken."""

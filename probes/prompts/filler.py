@@ -1,4 +1,4 @@
-"""Text of a given number of tokens that means nothing and repeats nothing: the matter of length-matched controls.
+"""Text of a given number of tokens that means nothing and repeats nothing: for length-matched controls.
 
 Made of pseudo-words of two or three syllables, no word twice, drawn from a stream named by a text (an item's id), so
 that the same item has the same filler wherever it is rendered. The last word is cut where the count asks for it.
@@ -24,7 +24,7 @@ def filler(name: str, target: int, count: Count) -> str:
     Args:
         name: whose filler it is; equal names give equal words.
         target: tokens wanted.
-        count: tokens of the whole text that the words will stand in.
+        count: tokens of the full text in which the words will be.
 
     Raises:
         ValueError: the count does not grow with the words.

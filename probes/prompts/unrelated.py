@@ -1,13 +1,13 @@
 """Calls of other tasks for each item: the far placebo, and valid calls for the in-distribution contrast.
 
-The far placebo is a failed call that has nothing to do with the item, with the error it really met.
+The far placebo is a failed call of another task and tool, with the error it met there.
 
-The near placebo (`fail_other`) shares most of its tokens with a×, so that what it leaves of the effect bounds nothing.
+The near placebo (`fail_other`) shares most of its tokens with a×, so that it bounds no effect.
 Here the call is another item's: of another task and another tool, among the nearest to a× in length the one with the
 least text in common.
 
 `neut_other` records a valid call, one that is right in another task (the reference action there, or a step that
-worked). An item carries the candidates nearest to a× in length, of other tools and of its own; which of them is as long
+worked). An item lists the candidates nearest to a× in length, of other tools and of its own; which of them is as long
 in tokens, and has least in common with a×, is for the model to say (`probes.prompts.conditions.other_call`). None is
 a call of the item's own task, its failed action or one of its distractors. Both depend on the pool alone, not on
 which of its items are measured.
@@ -23,13 +23,13 @@ from probes.items.item import Item
 from probes.prompts.conditions import OTHER_CALLS, UNRELATED, grams
 
 NEAREST = 20  # candidates by length, out of which the least similar is taken
-N_OTHER = 24  # valid calls that an item carries, of other tools and of its own each
+N_OTHER = 24  # valid calls that an item lists, of other tools and of its own each
 
 
 def with_unrelated(items: Sequence[Item], pool: Sequence[Item]) -> list[Item]:
     """The items, each with an unrelated call and valid calls of the pool in its meta (keys UNRELATED, OTHER_CALLS).
 
-    An item that already has them keeps them; one for which the pool holds no such call stays without.
+    An item that already has them keeps them; one for which the pool has no such call gets none.
     """
     valid = _valid_calls(pool)
     return [_with_valid(_with_call(item, pool), valid) for item in items]

@@ -33,7 +33,7 @@ class Wording:
     """How records, abstracts and instructions are phrased.
 
     `abstract_template` may use {index} (attempt, from 1), {tool} and {gloss} (of the item's error type);
-    `negative_instruction_join` stands between the system prompt and the instruction;
+    `negative_instruction_join` is put between the system prompt and the instruction;
     `abstract_hides_tool_for` lists the error types whose abstract must not spell the tool as it was called;
     `abstract_forbids_template` is the abstract that also forbids the call and names the tool as it was called, as
     the original's does (absent: `abstract_template`); `pad_template` is an acknowledgement and its {filler}.

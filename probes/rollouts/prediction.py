@@ -38,20 +38,12 @@ from probes.stats.bootstrap import (
     draw_clusters,
     percentile_ends,
 )
+from probes.stats.frame_checks import require_columns
 from probes.stats.layout import UNABLATED
 
 N_BINS = 10
 _GROUP = ("model", "env", "arm")
-PREDICT = (
-    *(*_GROUP, "predictor", "auc", "ci_lo", "ci_hi", "n", "n_repeats", "n_clusters"),
-    *("n_undefined", "n_dropped", "flagged", "brier", "ece"),
-)
-PREDICT_ARMS = (
-    *(*_GROUP, "predictor", "ablation", "auc", "auc_whole", "difference", "ci_lo", "ci_hi"),
-    *("n", "n_repeats", "n_clusters", "n_dropped", "flagged"),
-)
 _BIN = ("bin", "predicted", "observed", "ci_lo", "ci_hi", "n", "n_clusters")
-CALIBRATION = (*_GROUP, "predictor", *_BIN)
 
 
 @dataclass(frozen=True)
@@ -106,10 +98,27 @@ def clustered_auc(
     numbers, repeats = _checked(scores, labels)
     codes, n_clusters = cluster_codes(clusters, len(numbers))
     estimate = auc(numbers, repeats)
-    head = (len(numbers), int(repeats.sum()), n_clusters)
+    interval = _interval(estimate, [numbers], repeats, (codes, n_clusters), rng, n_draws, level)
+    lo, hi, n_dropped, flagged = interval
+    return Auc(estimate, lo, hi, len(numbers), int(repeats.sum()), n_clusters, n_dropped, flagged)
+
+
+def _interval(
+    estimate: float,
+    scores: Sequence[Float[np.ndarray, " point"]],
+    repeats: Bool[np.ndarray, " point"],
+    clusters: tuple[Int[np.ndarray, " point"], int],
+    rng: np.random.Generator,
+    n_draws: int,
+    level: float = 0.95,
+) -> tuple[float, float, int, bool]:
+    """Ends of the interval of an AUC, or of the first AUC less the second; draws dropped; flagged."""
+    codes, n_clusters = clusters
     if math.isnan(estimate) or n_clusters < MIN_CLUSTERS:
-        return Auc(estimate, math.nan, math.nan, *head, 0, True)
-    won = _won_pairs(numbers, repeats, codes, n_clusters)
+        return math.nan, math.nan, 0, True
+    won, *others = (_won_pairs(numbers, repeats, codes, n_clusters) for numbers in scores)
+    for less in others:
+        won = won - less
     sizes = np.stack([np.bincount(codes[mark], minlength=n_clusters) for mark in (repeats, ~repeats)], axis=1)
     counts = draw_clusters(n_clusters, rng, n_draws)
     pairs = (counts @ sizes).prod(axis=1)
@@ -117,9 +126,8 @@ def clustered_auc(
     draws = wins[pairs > 0] / pairs[pairs > 0]
     n_dropped = n_draws - len(draws)
     if n_dropped > MAX_DROPPED * n_draws:
-        return Auc(estimate, math.nan, math.nan, *head, n_dropped, True)
-    lo, hi = percentile_ends(draws, n_clusters, level)
-    return Auc(estimate, lo, hi, *head, n_dropped, bool(np.ptp(draws) <= 1e-12))
+        return math.nan, math.nan, n_dropped, True
+    return (*percentile_ends(draws, n_clusters, level), n_dropped, bool(np.ptp(draws) <= 1e-12))
 
 
 def calibration(
@@ -148,7 +156,7 @@ def calibration(
         inside = places == place
         found = cluster_bootstrap(repeats[inside], tasks[inside], rng, n_draws, bounds=RATE)
         predicted = float(numbers[inside].mean())
-        lines.append((int(place), predicted, found.mean, found.lo, found.hi, found.n, found.n_clusters))
+        lines.append((int(place), predicted, *found.cells, *found.counts))
     return pd.DataFrame(lines, columns=list(_BIN))
 
 
@@ -198,7 +206,8 @@ def predict_table(
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of PREDICT; brier and ece are empty for what is no probability.
+        model, env, arm, predictor, auc, ci_lo, ci_hi, n, n_repeats, n_clusters, n_undefined, n_dropped, flagged, brier,
+        ece; brier and ece are empty for what is no probability.
 
     Raises:
         InputError: a column is missing, or as `clustered_auc` and `calibration`.
@@ -210,13 +219,20 @@ def predict_table(
             known = rows[rows[name].notna()]
             rng = rng_for("/".join(("predict", *map(str, group), name)))
             found = clustered_auc(known[name], known["repeats"], known["task_id"], rng, n_draws)
-            errors = [math.nan, math.nan]
+            errors = {"brier": math.nan, "ece": math.nan}
             if name in probabilities:
                 pair = (known[name], known["repeats"])
-                errors = [brier(*pair), expected_calibration_error(*pair, bins)]
-            counts = (found.n, found.n_repeats, found.n_clusters, len(rows) - len(known), found.n_dropped)
-            lines.append((*group, name, found.auc, found.lo, found.hi, *counts, found.flagged, *errors))
-    return pd.DataFrame(lines, columns=list(PREDICT))
+                errors = {"brier": brier(*pair), "ece": expected_calibration_error(*pair, bins)}
+            lines.append(
+                {
+                    **dict(zip((*_GROUP, "predictor"), (*group, name), strict=True)),
+                    **{"auc": found.auc, "ci_lo": found.lo, "ci_hi": found.hi, "n": found.n},
+                    **{"n_repeats": found.n_repeats, "n_clusters": found.n_clusters},
+                    **{"n_undefined": len(rows) - len(known), "n_dropped": found.n_dropped},
+                    **{"flagged": found.flagged, **errors},
+                }
+            )
+    return pd.DataFrame(lines)
 
 
 def auc_differences(
@@ -233,7 +249,8 @@ def auc_differences(
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of PREDICT_ARMS; no interval (flagged) where `clustered_auc` has none.
+        model, env, arm, predictor, ablation, auc, auc_whole, difference, ci_lo, ci_hi, n, n_repeats, n_clusters,
+        n_dropped, flagged; no interval (flagged) where `clustered_auc` has none.
 
     Raises:
         InputError: a column is missing, or as `clustered_auc`.
@@ -241,41 +258,34 @@ def auc_differences(
     _require(points, [*predictors, "step", "ablation"])
     lines = []
     for group, rows in points.groupby(list(_GROUP), sort=False):
-        whole = rows[rows["ablation"] == UNABLATED].set_index("step")
+        unablated = rows[rows["ablation"] == UNABLATED].set_index("step")
         for label, changed in rows[rows["ablation"] != UNABLATED].groupby("ablation", sort=False):
             other = changed.set_index("step")
             for name in predictors:
-                both = pd.DataFrame({"one": other[name], "zero": whole[name]}).dropna()
-                about = whole.loc[both.index]
+                both = pd.DataFrame({"one": other[name], "zero": unablated[name]}).dropna()
+                about = unablated.loc[both.index]
                 rng = rng_for("/".join(("predict_arms", *map(str, group), name, str(label))))
                 found = _auc_difference(both, about["repeats"], about["task_id"], rng, n_draws)
-                lines.append((*group, name, label, *found))
-    return pd.DataFrame(lines, columns=list(PREDICT_ARMS))
+                names = dict(zip((*_GROUP, "predictor", "ablation"), (*group, name, label), strict=True))
+                lines.append({**names, **found})
+    return pd.DataFrame(lines)
 
 
 def _auc_difference(
     both: pd.DataFrame, labels: pd.Series, clusters: pd.Series, rng: np.random.Generator, n_draws: int
-) -> tuple[float | int | bool, ...]:
-    """auc, auc_whole, difference, ci_lo, ci_hi, n, n_repeats, n_clusters, n_dropped, flagged of one line."""
+) -> dict[str, float | int | bool]:
+    """The columns of one line from auc to flagged."""
     codes, n_clusters = cluster_codes(clusters, len(both))
-    columns = [_checked(both[name], labels) for name in ("one", "zero")]
-    repeats = columns[0][1]
-    areas = [auc(numbers, repeats) for numbers, _ in columns]
-    head = (*areas, areas[0] - areas[1])
-    counts = (len(both), int(repeats.sum()), n_clusters)
-    if math.isnan(head[2]) or n_clusters < MIN_CLUSTERS:
-        return (*head, math.nan, math.nan, *counts, 0, True)
-    sizes = np.stack([np.bincount(codes[mark], minlength=n_clusters) for mark in (repeats, ~repeats)], axis=1)
-    weights = draw_clusters(n_clusters, rng, n_draws)
-    pairs = (weights @ sizes).prod(axis=1)
-    won = [_won_pairs(numbers, repeats, codes, n_clusters) for numbers, _ in columns]
-    wins = ((weights @ (won[0] - won[1])) * weights).sum(axis=1)
-    draws = wins[pairs > 0] / pairs[pairs > 0]
-    n_dropped = n_draws - len(draws)
-    if n_dropped > MAX_DROPPED * n_draws:
-        return (*head, math.nan, math.nan, *counts, n_dropped, True)
-    lo, hi = percentile_ends(draws, n_clusters, 0.95)
-    return (*head, lo, hi, *counts, n_dropped, bool(np.ptp(draws) <= 1e-12))
+    (one, repeats), (zero, _) = (_checked(both[name], labels) for name in ("one", "zero"))
+    areas = [auc(numbers, repeats) for numbers in (one, zero)]
+    difference = areas[0] - areas[1]
+    found = _interval(difference, [one, zero], repeats, (codes, n_clusters), rng, n_draws)
+    lo, hi, n_dropped, flagged = found
+    return {
+        **{"auc": areas[0], "auc_whole": areas[1], "difference": difference, "ci_lo": lo, "ci_hi": hi},
+        **{"n": len(both), "n_repeats": int(repeats.sum()), "n_clusters": n_clusters},
+        **{"n_dropped": n_dropped, "flagged": flagged},
+    }
 
 
 def calibration_table(
@@ -288,20 +298,21 @@ def calibration_table(
     """`calibration` of each probability in each arm, on the points that have it.
 
     Returns:
-        The columns of CALIBRATION; streams `calibration/MODEL/ENV/ARM/PREDICTOR`.
+        model, env, arm, predictor, bin, predicted, observed, ci_lo, ci_hi, n, n_clusters; streams
+        `calibration/MODEL/ENV/ARM/PREDICTOR`.
 
     Raises:
         InputError: as `predict_table`.
     """
     _require(points, probabilities)
-    tables = [pd.DataFrame(columns=list(CALIBRATION))]
+    tables = [pd.DataFrame()]
     for group, rows in points.groupby(list(_GROUP), sort=False):
         for name in probabilities:
             known = rows[rows[name].notna()]
             rng = rng_for("/".join(("calibration", *map(str, group), name)))
             table = calibration(known[name], known["repeats"], known["task_id"], rng, bins, n_draws)
             names = dict(zip((*_GROUP, "predictor"), (*group, name), strict=True))
-            tables.append(table.assign(**names)[list(CALIBRATION)])
+            tables.append(table.assign(**names))
     return pd.concat(tables[1:] or tables, ignore_index=True)
 
 
@@ -342,6 +353,4 @@ def _checked(
 
 
 def _require(points: pd.DataFrame, more: Sequence[str]) -> None:
-    missing = [name for name in (*_GROUP, "task_id", "repeats", *more) if name not in points.columns]
-    if missing:
-        raise InputError(f"The decision points lack the columns {', '.join(dict.fromkeys(missing))}.")
+    require_columns(points, [*_GROUP, "task_id", "repeats", *more], "The decision points lack")

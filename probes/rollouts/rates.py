@@ -10,9 +10,8 @@ A measure that is undefined for a rollout (no failure: no repeat rate) leaves it
 Tests of paired differences are sign flips over tasks (several samples of a task are one), of which 0/1 measures make
 McNemar's test: a task on which both arms did the same (n_clusters − n_changed of them) tells nothing of a sign. A rate
 itself has an interval and no p: "the probability is zero" is no hypothesis. Shares, rates and their differences have
-bounded intervals, counts studentised ones. Families of Holm's correction:
-`probes.stats.families`; arms of random heads are no members, they are what a chosen set is compared with. Everything is
-within one model and environment.
+bounded intervals, counts studentised ones. Families of Holm's correction: `probes.stats.families`; arms of random heads
+are controls and no members. Everything is within one model and environment.
 """
 
 from __future__ import annotations
@@ -27,31 +26,10 @@ import pandas as pd
 from mech.errors import InputError
 from probes.rollouts.steps import KEYS, ROLLOUT
 from probes.stats.bootstrap import N_DRAWS, RATE, RngFactory, cluster_bootstrap
-from probes.stats.families import ADDED, corrected
+from probes.stats.families import corrected
+from probes.stats.frame_checks import require_once
 
-RATES = (
-    *("model", "env", "arm", "harness", "change", "metric"),
-    *("mean", "ci_lo", "ci_hi", "n", "n_clusters", "n_undefined", "n_chance"),
-)
-_TESTED = (
-    *("ci_lo", "ci_hi", "n", "n_clusters", "n_changed", "n_chance", "n_undefined", "n_unpaired"),
-    *("p", "p_holm", "family_size"),
-)
-CONTRASTS = (
-    *("model", "env", "metric", "arm", "baseline", "baseline_mean", "arm_mean", "difference"),
-    *_TESTED,
-)
-CONTROLS = (
-    *("model", "env", "metric", "arm", "baseline", "difference"),
-    *("n_controls", "control_mean", "control_lo", "control_hi", "n_as_far", "n", "n_clusters", "n_undefined"),
-    *("p", "p_holm", "family_size"),
-)
-EXTRACTIONS = ("model", "env", "arm", "harness", "change", "edit", "n", "n_steps", "share")
 NOT_RECORDED = "not recorded"
-FACTORIAL = (
-    *("model", "env", "metric", "harness", "change"),
-    *("by_change", "by_ban", "by_both", "interaction", *_TESTED),
-)
 
 _BAN = "+ban"
 _RANDOM = "-random"
@@ -62,7 +40,7 @@ _ARM = ["arm", "harness", "change"]
 
 
 def rates(rollouts: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> pd.DataFrame:
-    """The mean of each measure of each arm; the share of readable calls first, since all else stands on it.
+    """The mean of each measure of each arm; the share of readable calls first, as all else depends on it.
 
     Args:
         rollouts: what `probes.rollouts.steps.per_rollout` returns.
@@ -70,11 +48,12 @@ def rates(rollouts: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of RATES, arms in the order of the rollouts; n counts rollouts with a value, n_undefined those
+        model, env, arm, harness, change, metric, mean, ci_lo, ci_hi, n, n_clusters, n_undefined, n_chance, arms in the
+        order of the rollouts; n counts rollouts with a value, n_undefined those
         without, n_chance those with a value that had a chance to repeat (a failure with a free step after it).
 
     Raises:
-        InputError: a rollout stands twice, or an arm goes by two harnesses or changes.
+        InputError: a rollout occurs twice, or an arm goes by two harnesses or changes.
     """
     _check(rollouts)
     lines = []
@@ -85,14 +64,14 @@ def rates(rollouts: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -
                 rng = rng_for("/".join(("rollouts/rate", *map(str, cell), str(names[0]), metric)))
                 values = known[metric].astype(float)
                 found = cluster_bootstrap(values, known["task_id"], rng, n_draws, bounds=_range(metric, RATE))
-                counts = (
-                    found.n,
-                    found.n_clusters,
-                    len(rows) - len(known),
-                    int(known[_CHANCE].notna().sum()),
+                lines.append(
+                    {
+                        **dict(zip((*_CELL, *_ARM, "metric"), (*cell, *names, metric), strict=True)),
+                        **{**found.columns(), "n_undefined": len(rows) - len(known)},
+                        "n_chance": int(known[_CHANCE].notna().sum()),
+                    }
                 )
-                lines.append((*cell, *names, metric, found.mean, found.lo, found.hi, *counts))
-    return pd.DataFrame(lines, columns=list(RATES))
+    return pd.DataFrame(lines)
 
 
 def contrasts(
@@ -107,11 +86,12 @@ def contrasts(
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of CONTRASTS over n pairs, those in which both arms have a value: the two means and their
-        difference, n_changed the tasks on which the arms differ, n_chance the pairs in which both arms had a chance
-        to repeat, n_undefined pairs in which a value is missing, n_unpaired rollouts of which only one of the two arms
-        has the task and sample. p is NaN where it could not reach .05, and such a test is in no family; family_size is
-        how many tests the family holds, 0 for arms of random heads.
+        model, env, metric, arm, baseline, baseline_mean, arm_mean, difference and its test, over n pairs, those in
+        which both arms have a value: the two means and their difference, n_changed the tasks on which the arms
+        differ, n_chance the pairs in which both arms had a chance to repeat, n_undefined pairs in which a value is
+        missing, n_unpaired rollouts of which only one of the two arms has the task and sample. p is NaN where it
+        could not reach .05, and such a test is in no family; family_size is how many tests the family holds, 0 for
+        arms of random heads.
 
     Raises:
         InputError: as `rates`, or a model and environment lack the baseline.
@@ -131,9 +111,15 @@ def contrasts(
                 pairs = _paired(group, metric, (arm, baseline))
                 rng = rng_for("/".join(("rollouts/contrast", *map(str, cell), arm, metric)))
                 of, to = (pairs.values[name] for name in (arm, baseline))
-                names = (*cell, metric, arm, baseline, _mean(to), _mean(of), _mean(of - to))
-                lines.append((*names, *_test(of - to, pairs, rng, n_draws, _range(metric, (-1.0, 1.0)))))
-    return corrected(pd.DataFrame(lines, columns=_raw(CONTRASTS)), "rollout contrasts")
+                lines.append(
+                    {
+                        **dict(zip(_CELL, cell, strict=True)),
+                        **{"metric": metric, "arm": arm, "baseline": baseline},
+                        **{"baseline_mean": _mean(to), "arm_mean": _mean(of), "difference": _mean(of - to)},
+                        **_test(of - to, pairs, rng, n_draws, _range(metric, (-1.0, 1.0))),
+                    }
+                )
+    return corrected(pd.DataFrame(lines), "rollout contrasts")
 
 
 def controls(rollouts: pd.DataFrame) -> pd.DataFrame:
@@ -143,11 +129,12 @@ def controls(rollouts: pd.DataFrame) -> pd.DataFrame:
         rollouts: as `rates`; arms HARNESS/CHANGE with their controls HARNESS/CHANGE-random0, …, and HARNESS.
 
     Returns:
-        The columns of CONTROLS, one row a measure and arm of which random draws were run: its difference to HARNESS,
-        the mean, least and largest difference of the n_controls random sets, all over the n rollouts in which the
-        arm, HARNESS and every control have a value, and p = (n_as_far + 1) / (n_controls + 1), n_as_far being the
-        controls that change the measure at least as much in either direction (Phipson & Smyth 2010). p is NaN where
-        so few sets could not reach .05, and where the arm changes nothing.
+        model, env, metric, arm, baseline, difference, n_controls, control_mean, control_lo, control_hi, n_as_far, n,
+        n_clusters, n_undefined, p, p_holm, family_size: one row a measure and arm of which random draws were run: its
+        difference to HARNESS, the mean, least and largest difference of the n_controls random sets, all over the n
+        rollouts in which the arm, HARNESS and every control have a value, and p = (n_as_far + 1) / (n_controls + 1),
+        n_as_far being the controls that change the measure at least as much in either direction (Phipson & Smyth
+        2010). p is NaN where so few sets could not reach .05, and where the arm changes nothing.
 
     Raises:
         InputError: as `rates`.
@@ -159,9 +146,7 @@ def controls(rollouts: pd.DataFrame) -> pd.DataFrame:
         baselines = {harness: arm for arm, (harness, change) in named.items() if change == "none"}
         for metric in metrics(rollouts):
             for arm, (harness, change) in named.items():
-                drawn = [
-                    one for one, pair in named.items() if pair[0] == harness and is_draw_of(pair[1], change)
-                ]
+                drawn = [one for one, (of, x) in named.items() if of == harness and is_draw_of(x, change)]
                 if not drawn or harness not in baselines:
                     continue
                 pairs = _paired(group, metric, (baselines[harness], arm, *drawn))
@@ -169,9 +154,13 @@ def controls(rollouts: pd.DataFrame) -> pd.DataFrame:
                     one: _mean(pairs.values[one] - pairs.values[baselines[harness]]) for one in (arm, *drawn)
                 }
                 lines.append(
-                    (*cell, metric, arm, baselines[harness], *_among(of.pop(arm), [*of.values()], pairs))
+                    {
+                        **dict(zip(_CELL, cell, strict=True)),
+                        **{"metric": metric, "arm": arm, "baseline": baselines[harness]},
+                        **_among(of.pop(arm), [*of.values()], pairs),
+                    }
                 )
-    return corrected(pd.DataFrame(lines, columns=_raw(CONTROLS)), "rollout controls")
+    return corrected(pd.DataFrame(lines), "rollout controls")
 
 
 def is_draw_of(change: str, selected: str) -> bool:
@@ -185,16 +174,24 @@ def is_random(change: str) -> bool:
     return _RANDOM in change
 
 
-def _among(found: float, drawn: Sequence[float], pairs: _Pairs) -> tuple[object, ...]:
-    """The cells of CONTROLS from difference to p."""
-    n_clusters = int(pairs.values.index.get_level_values("task_id").nunique())
-    counts = (len(pairs.values), n_clusters, pairs.n_undefined)
+def _among(found: float, drawn: Sequence[float], pairs: _Pairs) -> dict[str, object]:
+    """The columns of `controls` from difference to p."""
+    numbers = ("difference", "control_mean", "control_lo", "control_hi", "p")
+    about: dict[str, object] = {
+        **{**dict.fromkeys(numbers, math.nan), "n_controls": len(drawn), "n_as_far": 0},
+        **{"n": len(pairs.values), "n_undefined": pairs.n_undefined},
+        "n_clusters": int(pairs.values.index.get_level_values("task_id").nunique()),
+    }
     if not len(pairs.values):
-        return (math.nan, len(drawn), math.nan, math.nan, math.nan, 0, *counts, math.nan)
+        return about
     as_far = sum(abs(one) >= abs(found) - _TIE for one in drawn)
     testable = 1 / (len(drawn) + 1) <= 0.05
     p = (as_far + 1) / (len(drawn) + 1) if testable else math.nan
-    return (found, len(drawn), float(np.mean(drawn)), min(drawn), max(drawn), as_far, *counts, p)
+    extremes = {"control_lo": min(drawn), "control_hi": max(drawn)}
+    return {
+        **{**about, "difference": found, "control_mean": float(np.mean(drawn)), **extremes},
+        **{"n_as_far": as_far, "p": p},
+    }
 
 
 def factorial(rollouts: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> pd.DataFrame:
@@ -206,9 +203,9 @@ def factorial(rollouts: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAW
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of FACTORIAL, one row a measure, harness H and change X of which H, H/X, H+ban and H+ban/X were
-        run, over the same rollouts: by_change = H/X − H, by_ban = H+ban − H, by_both = H+ban/X − H, and interaction =
-        by_both − by_change − by_ban, whose interval and p follow.
+        model, env, metric, harness, change, the four effects and the test: one row a measure, harness H and change X
+        of which H, H/X, H+ban and H+ban/X were run, over the same rollouts: by_change = H/X − H, by_ban = H+ban − H,
+        by_both = H+ban/X − H, and interaction = by_both − by_change − by_ban, whose interval and p follow.
 
     Raises:
         InputError: as `rates`.
@@ -227,13 +224,18 @@ def factorial(rollouts: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAW
             for harness, change, four in squares:
                 pairs = _paired(group, metric, four)
                 plain, changed, banned, both = (pairs.values[arm] for arm in four)
-                effects = [_mean(changed - plain), _mean(banned - plain), _mean(both - plain)]
+                alone = {"by_change": _mean(changed - plain), "by_ban": _mean(banned - plain)}
                 rng = rng_for("/".join(("rollouts/factorial", *map(str, cell), harness, change, metric)))
                 interaction = (both - banned) - (changed - plain)
-                found = _test(interaction, pairs, rng, n_draws, _range(metric, (-2.0, 2.0)))
-                tests = (_mean(interaction), *found)
-                lines.append((*cell, metric, harness, change, *effects, *tests))
-    return corrected(pd.DataFrame(lines, columns=_raw(FACTORIAL)), "rollout factorial")
+                lines.append(
+                    {
+                        **dict(zip(_CELL, cell, strict=True)),
+                        **{"metric": metric, "harness": harness, "change": change, **alone},
+                        **{"by_both": _mean(both - plain), "interaction": _mean(interaction)},
+                        **_test(interaction, pairs, rng, n_draws, _range(metric, (-2.0, 2.0))),
+                    }
+                )
+    return corrected(pd.DataFrame(lines), "rollout factorial")
 
 
 def extractions(steps: pd.DataFrame) -> pd.DataFrame:
@@ -243,8 +245,9 @@ def extractions(steps: pd.DataFrame) -> pd.DataFrame:
         steps: one row a step: model, env, arm, harness, change, given and extraction, a list of the edits' names.
 
     Returns:
-        The columns of EXTRACTIONS: n of n_steps free steps had the edit, share their quotient, edits in the order of
-        their names. Steps without the column or without a value, which older versions wrote, count as NOT_RECORDED.
+        model, env, arm, harness, change, edit, n, n_steps, share: n of n_steps free steps had the edit, share their
+        quotient, edits in the order of their names. Steps without the column or without a value, which older versions
+        wrote, count as NOT_RECORDED.
     """
     free = steps[~steps["given"].astype(bool)]
     named = free["extraction"] if "extraction" in free else pd.Series(None, index=free.index, dtype=object)
@@ -252,8 +255,12 @@ def extractions(steps: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for names, rows in free.groupby([*_CELL, *_ARM], sort=False):
         counts = rows["edit"].explode().dropna().value_counts()
-        lines += [(*names, edit, int(n), len(rows), n / len(rows)) for edit, n in sorted(counts.items())]
-    return pd.DataFrame(lines, columns=list(EXTRACTIONS))
+        arm = dict(zip((*_CELL, *_ARM), names, strict=True))
+        lines += [
+            {**arm, "edit": edit, "n": int(n), "n_steps": len(rows), "share": n / len(rows)}
+            for edit, n in sorted(counts.items())
+        ]
+    return pd.DataFrame(lines)
 
 
 def metrics(rollouts: pd.DataFrame) -> list[str]:
@@ -279,16 +286,16 @@ class _Pairs:
 def _paired(group: pd.DataFrame, metric: str, arms: Sequence[str]) -> _Pairs:
     rows = group[group["arm"].isin(arms)]
     n_arms = rows.groupby(["task_id", "sample"])["arm"].transform("size")
-    whole = rows[n_arms == len(arms)]
+    shared = rows[n_arms == len(arms)]
     wide = {
-        name: whole.assign(value=whole[name].astype(float))
+        name: shared.assign(value=shared[name].astype(float))
         .pivot(index=["task_id", "sample"], columns="arm", values="value")
         .reindex(columns=list(arms))
         for name in {metric, _CHANCE}
     }
     known = wide[metric].dropna()
     chances = int(wide[_CHANCE].loc[known.index].notna().all(axis=1).sum())
-    return _Pairs(known, chances, len(wide[metric]) - len(known), len(rows) - len(whole))
+    return _Pairs(known, chances, len(wide[metric]) - len(known), len(rows) - len(shared))
 
 
 def _range(metric: str, bounds: tuple[float, float]) -> tuple[float, float] | None:
@@ -302,18 +309,16 @@ def _test(
     rng: np.random.Generator,
     n_draws: int,
     bounds: tuple[float, float] | None,
-) -> tuple[object, ...]:
-    """The cells of _TESTED from ci_lo to p."""
+) -> dict[str, object]:
+    """The columns of a paired test from ci_lo to p."""
     tasks = values.index.get_level_values("task_id")
     found = cluster_bootstrap(values, tasks, rng, n_draws, bounds=bounds)
     changed = int((values.groupby(tasks).sum().abs() > _TIE).sum())
-    counts = (found.n, found.n_clusters, changed, pairs.n_chance, pairs.n_undefined, pairs.n_unpaired)
-    return (found.lo, found.hi, *counts, found.p)
-
-
-def _raw(columns: Sequence[str]) -> list[str]:
-    """The columns that `corrected` is given: all but those it adds."""
-    return [name for name in columns if name not in ADDED]
+    return {
+        **{"ci_lo": found.lo, "ci_hi": found.hi, "n": found.n, "n_clusters": found.n_clusters},
+        **{"n_changed": changed, "n_chance": pairs.n_chance, "n_undefined": pairs.n_undefined},
+        **{"n_unpaired": pairs.n_unpaired, "p": found.p},
+    }
 
 
 def _mean(values: pd.Series) -> float:
@@ -322,12 +327,7 @@ def _mean(values: pd.Series) -> float:
 
 def _check(rollouts: pd.DataFrame) -> None:
     """Refuse rollouts that could only be paired wrongly."""
-    doubled = rollouts.duplicated(list(ROLLOUT))
-    if doubled.any():
-        first = rollouts.loc[doubled, list(ROLLOUT)].iloc[0]
-        raise InputError(
-            f"A rollout stands twice: {', '.join(f'{name} {key}' for name, key in first.items())}."
-        )
+    require_once(rollouts, ROLLOUT, "A rollout")
     arms = rollouts[[*_CELL, *_ARM]].drop_duplicates()
     for once in ([*_CELL, "arm"], [*_CELL, "harness", "change"]):
         twice = arms.duplicated(once)

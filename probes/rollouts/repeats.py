@@ -1,4 +1,4 @@
-"""What counts as a repeat, a cycle and a loop in the ordered steps of one rollout; each definition stands here, once.
+"""What counts as a repeat, a cycle and a loop in the ordered steps of one rollout.
 
     failed       the turn brought an error: kind failed, prose, truncated, unparsable or empty
     exact        the action's text, stripped, already failed earlier in this rollout
@@ -8,12 +8,12 @@
                  text is at least 0.9 similar: a variant of a wrong call that changed nothing
     cycle        of period p: the last p actions are the p before them, and no shorter period does it; A B A B for p = 2
 
-and what detectors in agents look for: the same action with the same error 3 times in a row, the same observation 4
+and the patterns of agents' loop detectors: the same action with the same error 3 times in a row, the same observation 4
 times in a row, two actions in turn over 6 steps. A step is marked where it completes the pattern.
 
-Given steps are history like any other: who counts the model's own steps leaves their marks aside. A repeat need not
+Given steps count as history, and have marks too. A repeat need not
 fail itself: the world may have changed, and the call be right by now. A banned_out or no_room step took no action: it
-is no repeat, has no part in a pattern and breaks a row. Where a step has no error type, its kind stands for it.
+is no repeat, has no part in a pattern and breaks a row. Where a step has no error type, its kind is taken instead.
 
 Similarity is difflib's ratio 2 M / T (M letters in matching blocks, T letters of both), earlier text first, without
 autojunk: from 200 letters on that heuristic starts no match at a letter that makes up more than 1 % of the text, which

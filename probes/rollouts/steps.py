@@ -1,6 +1,6 @@
 """From the steps of rollouts to measures of each step and of each rollout (repeats: `probes.rollouts.repeats`).
 
-Free steps are those the model wrote itself; a given step (a forced first failure) is history and nothing else. Of the
+Free steps are those the model wrote itself; a given step (a forced first failure) is not counted. Of the
 free steps of a rollout
 
     parseable_share        a readable call: kind ok, done or failed
@@ -20,10 +20,10 @@ free steps of a rollout
                            into the other
     recovered              solved, of rollouts with a failure; NaN where nothing failed
     demonstration_share    of the free steps, those that send a demonstration's own call; runtime_share: those whose
-                           text stands in what the runtime had written, numbers aside; NaN without the column `copies`
+                           text occurs in what the runtime had written, numbers aside; NaN without the column `copies`
 
 A rate over failures and a rate over chances answer different questions: a model that repeats once and then recovers has
-few failures to divide by, one that is solved early few chances; how a rollout ended stays beside them in `end`.
+few failures to divide by, one that is solved early few chances; `end` says how a rollout ended.
 """
 
 from __future__ import annotations
@@ -36,19 +36,12 @@ import pandas as pd
 
 from mech.errors import InputError
 from probes.rollouts import repeats
+from probes.stats.frame_checks import require_columns, require_known
 
 ROLLOUT = ("model", "env", "arm", "task_id", "sample")
 """What one rollout is."""
 ENDS = ("solved", "done", "step_limit", "ban_exhausted", "no_room")
-ROLLOUTS = (
-    *("model", "env", "arm", "harness", "change", "task_id", "template", "sample"),
-    *("solved", "end", "n_steps", "n_new_tokens", "n_prompt_tokens", "n_failed"),
-    *("parseable_share", "ok_share", "prose_rate", "truncated_rate", "unparsable_rate", "empty_rate"),
-    *("banned_out", "exact_repeat_rate", "canonical_repeat_rate", "near_repeat_rate", "repeat_per_chance"),
-    *("first_chance_repeats", "again_share", "cycle2", "cycle3", "stuck", "stuck_near", "recovered"),
-    *("demonstration_share", "runtime_share", "n_ban_events", "ban_active"),
-)  # and the three detectors, whose names hold their thresholds
-KEYS = ROLLOUTS[:8]
+KEYS = ("model", "env", "arm", "harness", "change", "task_id", "template", "sample")
 _NEEDED = (
     *(*KEYS, "index", "given", "action", "canonical", "kind", "error_type", "observation"),
     *("solved", "last", "end", "n_prompt_tokens", "n_new_tokens", "n_ban_events"),
@@ -70,8 +63,8 @@ def per_step(steps: pd.DataFrame, similarity: float = repeats.SIMILARITY) -> pd.
         except that they are never at risk.
 
     Raises:
-        InputError: a column or value is missing, a kind or an end is unknown, or a rollout is not whole: a step is
-            missing or stands twice, or the last one is not marked.
+        InputError: a column or value is missing, a kind or an end is unknown, or a rollout is incomplete: a step is
+            missing or occurs twice, or the last one is not marked.
     """
     parts = [_marked(rollout, similarity) for rollout in _rollouts(steps)]
     return pd.concat(parts, ignore_index=True) if parts else _marked(steps, similarity)
@@ -94,8 +87,8 @@ def per_rollout(
         alternation: steps over which two actions take turns.
 
     Returns:
-        The columns of ROLLOUTS, then same_action_error_N, same_observation_N and alternating_N with the thresholds as
-        N. Counts are of free steps; tokens are summed over them, n_prompt_tokens the whole context of every step.
+        Columns as in rollout.csv, then same_action_error_N, same_observation_N and alternating_N with the thresholds
+        as N. Counts are of free steps; tokens are summed over them, n_prompt_tokens the full context of every step.
 
     Raises:
         InputError: as `per_step`, or a threshold is below 2.
@@ -117,17 +110,17 @@ def per_rollout(
         free = ~rollout["given"].to_numpy(bool)
         loops = {name: bool((marks & free).any()) for name, marks in zip(detectors, patterns, strict=True)}
         lines.append({**_measures(_marked(rollout, similarity)), **loops})
-    return pd.DataFrame(lines, columns=[*ROLLOUTS, *detectors])
+    return pd.DataFrame(lines)
 
 
 def _rollouts(steps: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Each rollout's steps in order, checked to be whole."""
+    """Each rollout's steps in order, checked to be complete."""
     _check(steps)
     for key, rollout in steps.groupby(list(ROLLOUT), sort=False):
         name = ", ".join(f"{column} {value}" for column, value in zip(ROLLOUT, key, strict=True))
         ordered = rollout.sort_values("index")
         if ordered["index"].tolist() != list(range(len(ordered))):
-            raise InputError(f"A step is missing or stands twice in the rollout of {name}.")
+            raise InputError(f"A step is missing or occurs twice in the rollout of {name}.")
         last = ordered["last"].tolist()
         if last != [False] * (len(last) - 1) + [True]:
             raise InputError(f"The rollout of {name} does not end with its last step: finish the run first.")
@@ -138,17 +131,12 @@ def _rollouts(steps: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 def _check(steps: pd.DataFrame) -> None:
     """Refuse rows that could only give wrong measures."""
-    missing = [column for column in _NEEDED if column not in steps.columns]
-    if missing:
-        raise InputError(f"The steps lack the columns {', '.join(missing)}.")
+    require_columns(steps, _NEEDED, "The steps lack")
     for column in _NEEDED:
         if column not in _MAY_BE_EMPTY and steps[column].isna().any():
             raise InputError(f"A step has no {column}.")
-    unknown = steps.loc[~steps["kind"].isin(repeats.STEP_KINDS), "kind"]
-    if len(unknown):
-        raise InputError(
-            f"'{unknown.iloc[0]}' is not a kind of step: it is one of {', '.join(repeats.STEP_KINDS)}."
-        )
+    kinds = repeats.STEP_KINDS
+    require_known(steps["kind"], kinds, "a kind of step", f"it is one of {', '.join(kinds)}")
 
 
 def _marked(rollout: pd.DataFrame, similarity: float) -> pd.DataFrame:
@@ -162,7 +150,7 @@ def _marked(rollout: pd.DataFrame, similarity: float) -> pd.DataFrame:
 
 
 def _measures(rollout: pd.DataFrame) -> dict[str, object]:
-    """The columns of ROLLOUTS of one rollout with its marks."""
+    """The row of one rollout with its marks."""
     last = rollout.iloc[-1]
     given = rollout["given"].to_numpy(bool)
     cycles = {f"cycle{period}": bool((repeats.cycle(rollout, period) & ~given).any()) for period in (2, 3)}
@@ -189,13 +177,13 @@ def _measures(rollout: pd.DataFrame) -> dict[str, object]:
         "repeat_per_chance": _share(chances),
         "first_chance_repeats": float(chances[0]) if len(chances) else math.nan,
         "again_share": _share(taken_before),
-        "recovered": float(last["solved"]) if repeats.failed(rollout).any() else math.nan,
-        **{f"{source}_share": _copied(free, source) for source in ("demonstration", "runtime")},
         **cycles,
         "stuck": bool(last["end"] == "step_limit" and (again & fails).sum() >= 2),
         "stuck_near": bool(
             last["end"] == "step_limit" and ((again | free["near"].to_numpy(bool)) & fails).sum() >= 2
         ),
+        "recovered": float(last["solved"]) if repeats.failed(rollout).any() else math.nan,
+        **{f"{source}_share": _copied(free, source) for source in ("demonstration", "runtime")},
         "n_ban_events": int(free["n_ban_events"].sum()),
         "ban_active": _share(free["n_ban_events"] > 0),
     }

@@ -26,11 +26,6 @@ from probes.stats.bootstrap import (
     percentile_ends,
 )
 
-SURVIVAL = (
-    *("model", "env", "arm", "harness", "change"),
-    *("t", "at_risk", "events", "censored", "survival", "ci_lo", "ci_hi"),
-)
-
 
 def survival(steps: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> pd.DataFrame:
     """Kaplan-Meier curve of "no canonical repeat yet" of each arm.
@@ -41,23 +36,23 @@ def survival(steps: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -
         n_draws: bootstrap draws, over tasks.
 
     Returns:
-        The columns of SURVIVAL, t = 0, 1, … in free steps since the first failure. At t = 0 all rollouts are at risk,
-        and those are censored that never get a chance to repeat; later, censored are those that end after t unrepeated
-        chances. The interval is pointwise (`probes.stats.bootstrap.percentile_ends`); it is empty where more than
-        MAX_DROPPED of the draws have nobody at risk at t (the others are used), and where there are fewer than six
-        tasks.
+        model, env, arm, harness, change, t, at_risk, events, censored, survival, ci_lo, ci_hi; t = 0, 1, … in free
+        steps since the first failure. At t = 0 all rollouts are at risk, and those are censored that never get a
+        chance to repeat; later, censored are those that end after t unrepeated chances. The interval is pointwise
+        (`probes.stats.bootstrap.percentile_ends`); it is empty where more than MAX_DROPPED of the draws have nobody
+        at risk at t (the others are used), and where there are fewer than six tasks.
 
     Raises:
         InputError: as `per_step`.
     """
     marked = per_step(steps)
-    lines: list[tuple[object, ...]] = []
+    lines: list[dict[str, object]] = []
     for (model, env, arm), group in marked.groupby(["model", "env", "arm"], sort=False):
         times = _times(group)
-        names = (model, env, arm, group["harness"].iloc[0], group["change"].iloc[0])
+        names = {"model": model, "env": env, "arm": arm, **group[["harness", "change"]].iloc[0]}
         rng = rng_for(f"rollouts/survival/{model}/{env}/{arm}")
-        lines += [(*names, *cells) for cells in _kaplan_meier(times, rng, n_draws)]
-    return pd.DataFrame(lines, columns=list(SURVIVAL))
+        lines += [{**names, **cells} for cells in _kaplan_meier(times, rng, n_draws)]
+    return pd.DataFrame(lines)
 
 
 def _times(steps: pd.DataFrame) -> pd.DataFrame:
@@ -72,8 +67,8 @@ def _times(steps: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["task_id", "time", "event"])
 
 
-def _kaplan_meier(times: pd.DataFrame, rng: np.random.Generator, n_draws: int) -> list[tuple[object, ...]]:
-    """Cells t … ci_hi; a draw's curve is the product over the sums of the clusters it took."""
+def _kaplan_meier(times: pd.DataFrame, rng: np.random.Generator, n_draws: int) -> list[dict[str, object]]:
+    """The columns from t on; a draw's curve is the product over the sums of the clusters it took."""
     codes, n_clusters = cluster_codes(times["task_id"], len(times))
     time, event = times["time"].to_numpy(int), times["event"].to_numpy(bool)
     clock = np.arange(time.max() + 1)
@@ -84,14 +79,18 @@ def _kaplan_meier(times: pd.DataFrame, rng: np.random.Generator, n_draws: int) -
     counts = draw_clusters(n_clusters, rng, n_draws)
     drawn_risk = counts @ at_risk
     curves = np.where(drawn_risk > 0, _product(counts @ events, drawn_risk), np.nan)
-    lines: list[tuple[object, ...]] = []
+    lines: list[dict[str, object]] = []
     for t in clock:
         known = curves[:, t][~np.isnan(curves[:, t])]
         shown = len(known) >= (1 - MAX_DROPPED) * n_draws
         ends = percentile_ends(known, n_clusters) if shown else (math.nan, math.nan)
-        censored = int((~event & (time == t)).sum())
-        numbers = (int(at_risk[:, t].sum()), int(events[:, t].sum()), censored, float(curve[t]))
-        lines.append((int(t), *numbers, *ends))
+        lines.append(
+            {
+                **{"t": int(t), "at_risk": int(at_risk[:, t].sum()), "events": int(events[:, t].sum())},
+                **{"censored": int((~event & (time == t)).sum()), "survival": float(curve[t])},
+                **{"ci_lo": ends[0], "ci_hi": ends[1]},
+            }
+        )
     return lines
 
 

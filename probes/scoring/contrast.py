@@ -1,4 +1,4 @@
-"""What is said of one action, or of two: the metrics in which every effect of this package is counted.
+"""The metrics of one action, or of two, in which every effect of this package is counted.
 
     logprob      L(a×)                                   summed log-probability, nats
     margin       L(a×) − L(reference)                    against the call that would have been right
@@ -6,7 +6,7 @@
     …_per_token  each sum divided by the number of its tokens (a margin: each of its two sums by its own)
 
 A record lends probability to whatever shares its text, so an effect on L(a×) alone may mean no more than "copies
-text": a margin asks whether a× gained on the reference. The tokens that both share stand in the same context and
+text": a margin asks whether a× gained on the reference. The tokens that both share have the same context and
 cancel in it, so that a margin over the diverging tokens is the margin; `diverging` is of a× alone.
 
 All metrics are linear in the log-probabilities of single tokens: the effect of a change on a metric is the metric of
@@ -41,7 +41,6 @@ class Contrast:
         references: names out of `item.candidates()`: ("gold",), else its distractors, else none.
         diverging_from: the first token of a× at which it differs from the reference (from any of several); 0 where
             there is none.
-        references_are: what the reference is, for a row or a note: "gold", "distractors" or "none".
     """
 
     references: tuple[str, ...]
@@ -61,23 +60,52 @@ class Contrast:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The FORMS that are defined: all, or those of logprob alone where nothing is known to compare with."""
+        """The FORMS that are defined: all, or those of logprob alone where there is no reference."""
         return FORMS if self.references else ("logprob", "logprob_per_token")
 
     def values(self, scores: Mapping[str, Score]) -> dict[str, float]:
         """Metric → its value (nats, or nats a token), of scores by candidate; see `metrics` for which there are."""
-        failed = scores["failed"]
-        values = {"logprob": failed.total, "logprob_per_token": failed.total / failed.n_tokens}
-        if self.references:
-            others = [scores[name] for name in self.references]
-            tail = failed.logprobs[self.diverging_from :]
-            values["margin"] = failed.total - _mean([one.total for one in others])
-            values["margin_per_token"] = values["logprob_per_token"] - _mean(
-                [one.total / one.n_tokens for one in others]
-            )
-            values["diverging"] = math.fsum(tail.tolist())
-            values["diverging_per_token"] = values["diverging"] / len(tail)
-        return {name: values[name] for name in self.metrics}
+        own = {name: scores[name] for name in self.candidates}
+        tail = own["failed"].logprobs[self.diverging_from :]
+        totals = {name: score.total for name, score in own.items()}
+        lengths = {name: score.n_tokens for name, score in own.items()}
+        found = metric_values(Scored(totals, lengths, math.fsum(tail.tolist()), len(tail)))
+        return {name: found[name] for name in self.metrics}
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What the metrics are made of, as sums: of log-probabilities, or of effects on them.
+
+    Attributes:
+        logprobs: candidate → nats; "failed", and the references there are.
+        n_tokens: candidate → how many tokens it has.
+        diverging: a×'s tokens from the first on at which it differs from the reference, nats.
+        n_diverging: how many tokens that is.
+    """
+
+    logprobs: Mapping[str, float]
+    n_tokens: Mapping[str, int]
+    diverging: float
+    n_diverging: int
+
+
+def metric_values(sums: Scored) -> dict[str, float]:
+    """Metric → its value; logprob and its per-token form alone where there is no reference."""
+    per_token = {name: value / sums.n_tokens[name] for name, value in sums.logprobs.items()}
+    values = {"logprob": sums.logprobs["failed"], "logprob_per_token": per_token["failed"]}
+    others = [name for name in sums.logprobs if name != "failed"]
+    if others:
+        values["margin"] = values["logprob"] - _mean([sums.logprobs[name] for name in others])
+        values["margin_per_token"] = per_token["failed"] - _mean([per_token[name] for name in others])
+        values["diverging"] = sums.diverging
+        values["diverging_per_token"] = sums.diverging / sums.n_diverging
+    return values
+
+
+def needed(contrast: Contrast, metric: str) -> tuple[str, ...]:
+    """The candidates that a metric is made of: all for a margin, a× alone for the others."""
+    return contrast.candidates if metric.startswith("margin") else ("failed",)
 
 
 def contrast_of(model: Model, item: Item, wording: Wording) -> Contrast:

@@ -1,4 +1,4 @@
-"""Effects on every metric of `probes.scoring.contrast` from what a row keeps: effects on a few sums, and token counts.
+"""Effects on every metric of `probes.scoring.contrast` from the sums and token counts of a row.
 
     sums      "failed": Σ log p over the tokens of a×; "diverging": over those from the first on that is not the
               reference's; and Σ log p over the tokens of each reference candidate, by its name
@@ -127,7 +127,7 @@ def by_metric(
 
 
 def reference_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is to be said of items whose margin is not against a reference action, one sentence a kind.
+    """Notes on items whose margin is not against a reference action, one sentence a kind.
 
     Args:
         rows: with item_id and references (gold, distractors or none).

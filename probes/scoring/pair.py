@@ -6,9 +6,9 @@
     record         the tokens of a× in the recorded call, where both conditions have a record in the same place
     observation    the observation's turn, likewise
 
-    pattern        attention from the action positions goes over the whole sequence, so that all of it must
-                   correspond; from `pre`, which has no record, it is carried to the context and to what stands
-                   behind the observation, and the record and the observation get none
+    pattern        attention from the action positions covers all of the sequence, so that all of it must
+                   correspond; from `pre`, which has no record, it is transferred to the context and to what follows
+                   the observation, and the record and the observation get none
 
 Conditions that are as long as each other by construction: neut_matched as neut, neut_pad as fail, quote_matched as
 fail_echo (`probes.prompts.conditions.AS_LONG_AS`). Where an item's are not (a tokenizer merges otherwise), the item
@@ -61,7 +61,7 @@ def shared_positions(
         at: record or observation.
 
     Raises:
-        LengthMismatch: they do not stand in the same place in both.
+        LengthMismatch: they are not in the same place in both.
         InputError: a condition has no record, or a× is in neither.
     """
     where = [spans(model, item, name, wording)[at] for name in pair]
@@ -84,13 +84,13 @@ def shared_positions(
 def pattern_columns(
     model: Model, item: Item, donor: tuple[str, Query], recipient: tuple[str, Query], wording: Wording
 ) -> list[tuple[int, int]]:
-    """(donor position, recipient position) for every position of the donor, as `mech.patching.patterns.carried` takes.
+    """(donor position, recipient position) for every position of the donor: `columns` of `mech.patching.patterns`.
 
     Args:
         model: whose tokens.
         item: the decision point.
         donor: the condition whose attention is taken, and its query.
-        recipient: the condition that it is carried to, and its query.
+        recipient: the condition that it is put into, and its query.
         wording: how a failure is written.
 
     Raises:
@@ -135,7 +135,7 @@ def require_pattern_pair(donor: str, recipient: str) -> None:
 
 @dataclass(frozen=True)
 class PatchTask:
-    """Two clean runs of one item that kept what patching a site takes, and where they correspond.
+    """Two clean runs of one item with the activations that patching a site needs, and where they correspond.
 
     Attributes:
         item: the decision point.

@@ -1,10 +1,10 @@
-"""The record of the failed call in a condition's transcript: where it stands, as it is scored, and what looks at it.
+"""The record of the failed call in a condition's transcript: its positions in the scored prompt, and attention to it.
 
-    record         the tokens of a× in the record               (`recorded_call`; `spans` has the whole turns)
+    record         the tokens of a× in the record               (`recorded_call`; `spans` has the full turns)
     observation    the first tokens of the observation's turn
     goal           the last tokens before the first step (the end of the goal's turn)
     earlier        the tokens of the last successful call before (items with a step)
-    padding        under neut_pad alone: the words that carry nothing, in the observation (`padding_sources`)
+    padding        under neut_pad alone: the filler in the observation (`padding_sources`)
 
 All of them are positions in the prompt that is scored, found in that very prompt (`mech.decoding.turn_spans`): the
 template may write its last turn, or a transcript that ends earlier, as it likes.
@@ -67,7 +67,7 @@ def spans(model: Model, item: Item, condition: str, wording: Wording) -> Mapping
     """The turns of the failed call (`record`) and of its observation in a condition's prompt, as absolute positions.
 
     Raises:
-        InputError: the condition writes no such record behind the context, or the template keeps no turns apart.
+        InputError: the condition writes no such record after the context, or the template keeps no turns apart.
     """
     messages, rendering, call = _with_record(model, item, condition, wording)
     return {
@@ -77,10 +77,10 @@ def spans(model: Model, item: Item, condition: str, wording: Wording) -> Mapping
 
 
 def recorded_call(model: Model, item: Item, condition: str, wording: Wording) -> range:
-    """The tokens of a× in a condition's record; one that holds a part of a× and a part beside it belongs to them.
+    """The tokens of a× in a condition's record; a token of which only a part is of a× belongs to them.
 
     Raises:
-        InputError: as `spans`, or the record does not hold a× to the letter, once.
+        InputError: as `spans`, or the record is not a× to the letter.
     """
     messages, rendering, call = _with_record(model, item, condition, wording)
     if messages[call]["content"] != item.failed_action:
@@ -134,8 +134,8 @@ def padding_sources(engine: Engine, item: Item, wording: Wording) -> dict[str, t
     long, short = said["neut_pad"], said["neut"]
     start = spans(model, item, "neut_pad", wording)["observation"].start
     ahead = common_prefix([long, short])
-    behind = common_prefix([long[ahead:][::-1], short[ahead:][::-1]])
-    words = range(start + ahead, start + len(long) - behind)[: len(copy)]
+    after = common_prefix([long[ahead:][::-1], short[ahead:][::-1]])
+    words = range(start + ahead, start + len(long) - after)[: len(copy)]
     return {"record": tuple(copy), **({"padding": tuple(words)} if len(words) else {})}
 
 
@@ -143,7 +143,7 @@ def record_attention(engine: Engine, item: Item, condition: str, wording: Wordin
     """Attention from a×'s candidate tokens to its record: scores of every head on one item, columns RECORD_ATTENTION.
 
     Raises:
-        InputError: as `recorded_call`, or the record holds the call in other tokens than those that are scored.
+        InputError: as `recorded_call`, or the record has the call in other tokens than those that are scored.
     """
     model = engine.model
     record = recorded_call(model, item, condition, wording)
@@ -167,12 +167,12 @@ def _with_record(
     """Messages and prompt of a condition whose last two messages are a call and its observation, and the call's index.
 
     Raises:
-        InputError: the condition has no such record behind the context.
+        InputError: the condition has no such record after the context.
     """
     before = conditions.condition_messages(item, "pre", wording)
     messages, rendering = rendered(model, item, condition, wording)
     if len(messages) != len(before) + 2 or messages[: len(before)] != before:
         raise InputError(
-            f"Condition '{condition}' writes no call and observation behind the context: it has no record."
+            f"Condition '{condition}' writes no call and observation after the context: it has no record."
         )
     return messages, rendering, len(before)

@@ -1,16 +1,16 @@
-"""What part of a prompt every token position is: the role by which values of one context stand for another's.
+"""The role of every token position of a prompt, by which positions of two contexts correspond.
 
     system               the system prompt's text
     goal                 the user's request
     earlier_action       a successful call before the decision point        earlier_observation   its answer
-    recorded_call        the call in the record (of a×, or of another one)  observation           what was said of it
+    recorded_call        the call in the record (of a×, or of another one)  observation           its answer
     template             the chat template's own words and marks
     last_prompt          the last token of the prompt, whose logits predict the action's first token
     action               the action's own tokens, whose logits predict the next one
 
-Every position of a question has exactly one role. A token that holds the end of one part and the start of another
-belongs to the part whose text comes first; one that holds a part's text and the template's, to the part. A message
-that the template leaves out, or that cannot be told from its own words, has no position: those are the template's.
+Every position of a question has exactly one role. A token with the end of one part and the start of another belongs to
+the part whose text comes first; one with a part's text and the template's, to the part. A message that the template
+leaves out, or that cannot be distinguished from the template's own words, has no position.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def position_roles(
 
     Raises:
         ValueError: the query's prompt is not the condition's.
-        InputError: the tokenizer does not tell where its tokens stand.
+        InputError: the tokenizer does not give the positions of its tokens.
     """
     messages, rendering = rendered(model, item, condition, wording)
     if rendering.ids != query.prompt:
@@ -75,7 +75,7 @@ def position_roles(
 def _message_roles(item: Item, messages: Sequence[Message], wording: Wording) -> list[Role]:
     """What each message is: the context's are those of `pre`, all further ones are the record."""
     before = conditions.condition_messages(item, "pre", wording)
-    ahead = 1  # the system prompt may carry an instruction, and is the system prompt
+    ahead = 1  # the system prompt may have an instruction at its end
     while ahead < min(len(before), len(messages)) and messages[ahead] == before[ahead]:
         ahead += 1
     record = range(ahead, ahead + len(messages) - len(before))

@@ -3,8 +3,8 @@
     item ─ condition → messages → ids (the chat template) ┐
                                   candidate → ids          ┴→ Query → log-probabilities → one row
 
-One row a (item, condition, candidate). Behind the action stands the token that ends the turn: the action's own tokens
-say how likely the model is to begin with it, `end_logprob` how likely it is then to stop. The system prompt is the
+One row a (item, condition, candidate). The token that ends the turn follows the action: the action's own tokens say
+how likely the model is to begin with it, `end_logprob` how likely it is then to stop. The system prompt is the
 prefix cache that all items share, so the arithmetic of an item does not depend on which items came before it: rows
 are bit for bit the same in any order.
 """
@@ -124,7 +124,7 @@ def build_queries(
         candidates: names out of `item.candidates()`; None takes all that `scored` names.
         intervention: carried by every query.
         distractors_in: conditions under which the distractors are asked too; None means all.
-        end_of_turn: put the token that ends the turn behind every action.
+        end_of_turn: put the token that ends the turn after every action.
 
     Raises:
         InputError: an unknown condition or candidate, or a template that refuses the transcript.
@@ -143,22 +143,15 @@ def build_queries(
         for candidate in scored(item, name, distractors_in) if candidates is None else candidates:
             action = action_ids(model, rendering, texts[candidate])
             query = Query(rendering.ids, action.ids + end, intervention)
-            merged = action.boundary_merged
-            notes = (
-                *rendering.notes,
-                *action.notes,
-                *_record_notes(messages, rendering, texts[candidate], action),
-            )
-            out.append(
-                ScoringQuery(
-                    item, name, candidate, query, rendering, merged, end_of_turn, mismatch, shared, notes
-                )
-            )
+            record = _record_notes(messages, rendering, texts[candidate], action)
+            notes = (*rendering.notes, *action.notes, *record)
+            cells = (action.boundary_merged, end_of_turn, mismatch, shared, notes)
+            out.append(ScoringQuery(item, name, candidate, query, rendering, *cells))
     return out
 
 
 def _shared_tokens(model: Model, item: Item, name: str, messages: Sequence[Message]) -> float | None:
-    """Share of a×'s tokens that stand in the call which a condition of AS_LONG_AS records in its place; else None."""
+    """Share of a×'s tokens that occur in the call which a condition of AS_LONG_AS records in its place; else None."""
     if name not in conditions.AS_LONG_AS or messages[-2]["content"] == item.failed_action:
         return None
     other, own = set(text_ids(model, messages[-2]["content"])), text_ids(model, item.failed_action)
@@ -169,7 +162,7 @@ NOTED = ("pre", "neut", "fail")
 
 
 def item_notes(model: Model, item: Item, wording: Wording) -> tuple[str, ...]:
-    """What is to be said of an item's failed action and transcripts under NOTED, as rows of scores say it; else none.
+    """The notes of an item's failed action and transcripts under NOTED, as in its score rows.
 
     Raises:
         InputError: as `build_queries`.
@@ -266,7 +259,7 @@ def score_row(model: Model, scoring: ScoringQuery, *scores: Score) -> dict[str, 
 
     Under an arm of several draws (`scores` has one answer a draw) log-probabilities are means over the draws,
     `is_greedy` and `end_is_argmax` are the share of draws, `n_argmax_match` is a mean, `logprob_sd` the standard
-    deviation of the sum between draws, and `draws` holds what each draw gave: measures are taken draw by draw
+    deviation of the sum between draws, and `draws` has the values of each draw: measures are taken draw by draw
     (`probes.measures.measures`), because a mean over draws of a repeat probability is not that of the mean
     log-probability.
     """
@@ -291,10 +284,9 @@ def score_row(model: Model, scoring: ScoringQuery, *scores: Score) -> dict[str, 
             },
         }
         if scoring.ended:
-            drawn["end_logprob"] = math.fsum(one for one, _ in ends) / len(ends)
-            drawn["end_is_argmax"] = sum(best for _, best in ends) / len(ends)
-            drawn["draws"]["end_logprob"] = [one for one, _ in ends]
-            drawn["draws"]["end_is_argmax"] = [best for _, best in ends]
+            logprobs, best = ([one[at] for one in ends] for at in (0, 1))
+            drawn |= {"end_logprob": math.fsum(logprobs) / len(ends), "end_is_argmax": sum(best) / len(ends)}
+            drawn["draws"] |= {"end_logprob": logprobs, "end_is_argmax": best}
     return {
         "id": scoring.id,
         "model": model.identity.name,
@@ -366,7 +358,10 @@ def run_decision_point(
     """
     wording = wording or load_wording()
     [scoring] = build_queries(engine.model, item, [condition], wording, [candidate])
-    further = _known(positions)
+    unknown = [name for name in positions if name not in POSITIONS]
+    if unknown:
+        raise InputError(f"'{unknown[0]}' is not a position set: choose from {', '.join(POSITIONS)}.")
+    further = [name for name in positions if name != "candidate"]
     where = spans(engine.model, item, condition, wording) if further else {}
     wanted = {name: where[name] for name in further}
     return run_alone(engine, scoring, sweep_names(engine.model) if keep is None else keep, wanted)
@@ -378,10 +373,3 @@ def run_alone(
     """Run one question about an item over its system prompt, with activations kept; arguments as `Engine.run`."""
     shared = min(system_length(engine.model, scoring.item), len(scoring.query.prompt) - 1)
     return engine.run(scoring.query, keep, shared, at)
-
-
-def _known(positions: Sequence[str]) -> list[str]:
-    unknown = [name for name in positions if name not in POSITIONS]
-    if unknown:
-        raise InputError(f"'{unknown[0]}' is not a position set: choose from {', '.join(POSITIONS)}.")
-    return [name for name in positions if name != "candidate"]

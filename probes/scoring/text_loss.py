@@ -1,7 +1,7 @@
-"""What an intervention costs where no failed call is repeated: losses on texts and tokens that no task has.
+"""The loss under an intervention where no failed call is repeated: on texts and tokens of no task.
 
     prose           plain English passages, written for this project: nothing in them repeats
-    code            plain Python passages, written for this project: no call stands twice
+    code            plain Python passages, written for this project: no call occurs twice
     random_first    a sequence of random tokens, met for the first time
     random_repeat   the same tokens met again: the copying that induction heads are for, and no task
 
@@ -32,7 +32,7 @@ def passages() -> list[str]:
 
 
 def code_passages() -> list[str]:
-    """The bundled passages of plain Python; two blank lines stand between them."""
+    """The bundled passages of plain Python; separated by two blank lines."""
     text = files("probes.scoring").joinpath("prose/code.txt").read_text(encoding="utf-8")
     return [part.strip() for part in text.split("\n\n\n")]
 

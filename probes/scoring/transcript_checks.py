@@ -1,4 +1,4 @@
-"""What a diagnosis wants to know of a chat template: everything that a study asks of it, tried on a sample item.
+"""Checks of a chat template: everything that a study needs of it, tried on a sample item.
 
 A failed check means that no item can be scored; a flagged one names what differs, or which studies cannot run and why.
 """
@@ -6,6 +6,7 @@ A failed check means that no item can be scored; a flagged one names what differ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from mech.checks.checks import CheckResult
 from mech.decoding.turn_spans import turn_span
@@ -30,6 +31,15 @@ RECORDED = (
 _EDGES = " Mixed  Case\n\n\nlines \n1. one\r\n\ttab \n"
 
 
+@dataclass(frozen=True)
+class _Found:
+    """A check that passed: what it found in words, a number where there is one, and whether that is worth a flag."""
+
+    sentence: str
+    value: float | None = None
+    flagged: bool = False
+
+
 def transcript_checks(model: Model, wording: Wording) -> list[CheckResult]:
     """Every check of a model's template and tokenizer on a sample item, under every condition of a wording."""
     item = sample_item()
@@ -41,17 +51,16 @@ def transcript_checks(model: Model, wording: Wording) -> list[CheckResult]:
     if not all(result.passed for result in results):
         return results
     engine = Engine(model)
-    results += [
+    cut = "cut, joint, patch --at, path, mechanism"
+    return [
+        *results,
         _attempt("content_kept", lambda: _content(model), "the record of an action with such text"),
         _attempt("special_tokens_as_text", lambda: _special(model), "items that spell a special token"),
-        _attempt(
-            "record_spans", lambda: _spans(engine, item, wording), "cut, joint, patch --at, path, mechanism"
-        ),
+        _attempt("record_spans", lambda: _spans(engine, item, wording), cut),
         _attempt("record_tokens", lambda: _tokens(engine, item, wording), "agree on transcripts"),
         _attempt("pattern_positions", lambda: _pattern(engine, item, wording), "patch --site pattern"),
         _attempt("hidden_turns", lambda: _hidden(model, item), "rollout --change knockout"),
     ]
-    return results
 
 
 def sample_item() -> Item:
@@ -61,31 +70,28 @@ def sample_item() -> Item:
     return with_unrelated([first], items)[0]
 
 
-def _attempt(name: str, check: Callable[[], CheckResult], without: str | None = None) -> CheckResult:
+def _attempt(name: str, check: Callable[[], _Found], without: str | None = None) -> CheckResult:
     """The check's result; what it raises fails it, or is flagged where only some studies (`without`) need it."""
     try:
-        return check()
+        found = check()
     except InputError as error:
         reason = str(error).strip().rstrip(".")
         if without is None:
             return CheckResult(name, False, None, None, reason)
         return CheckResult(name, True, None, None, f"cannot run: {without} ({reason})", flagged=True)
+    return CheckResult(name, True, found.value, None, found.sentence, flagged=found.flagged)
 
 
-def _role(model: Model, wording: Wording) -> CheckResult:
+def _role(model: Model, wording: Wording) -> _Found:
     require_role(model, wording.observation_role)
-    sentence = f"observations come back in the role '{wording.observation_role}'"
-    return CheckResult("observation_role", True, None, None, sentence)
+    return _Found(f"observations come back in the role '{wording.observation_role}'")
 
 
-def _end(model: Model) -> CheckResult:
-    token = end_of_turn_id(model)
-    return CheckResult(
-        "end_of_turn", True, None, None, f"a turn ends with {model.tokenizer.decode([token])!r}"
-    )
+def _end(model: Model) -> _Found:
+    return _Found(f"a turn ends with {model.tokenizer.decode([end_of_turn_id(model)])!r}")
 
 
-def _conditions(model: Model, item: Item, wording: Wording) -> CheckResult:
+def _conditions(model: Model, item: Item, wording: Wording) -> _Found:
     """Every condition is rendered, and every action found after it."""
     notes: dict[str, None] = {}
     for name in CONDITIONS:
@@ -97,38 +103,30 @@ def _conditions(model: Model, item: Item, wording: Wording) -> CheckResult:
         if any(scoring.boundary_merged for scoring in asked):
             notes["a prompt's last token merges with the action's first"] = None
     sentence = "; ".join(notes) or "every condition renders"
-    return CheckResult("conditions", True, float(len(CONDITIONS)), None, sentence, flagged=bool(notes))
+    return _Found(sentence, float(len(CONDITIONS)), flagged=bool(notes))
 
 
-def _content(model: Model) -> CheckResult:
-    """A text with spaces at its ends, blank lines and capitals stands in every role as it is."""
+def _content(model: Model) -> _Found:
+    """A text with spaces at its ends, blank lines and capitals is rendered in every role as it is."""
     turns: list[Message] = [
         {"role": role, "content": f"{_EDGES}{role}{_EDGES}"}
         for role in ("system", "user", "assistant", "user")
     ]
     notes = [note for note in render(model, turns).notes if note.startswith("the template ")]
-    sentence = "; ".join(notes) or "messages stand in the transcript to the letter"
-    return CheckResult("content_kept", True, None, None, sentence, flagged=bool(notes))
+    sentence = "; ".join(notes) or "the transcript has the messages to the letter"
+    return _Found(sentence, flagged=bool(notes))
 
 
-def _special(model: Model) -> CheckResult:
+def _special(model: Model) -> _Found:
     """No special token that a message spells is read as one."""
     control = special_tokens(model.tokenizer).ids
     if model.special_in_content:
-        return CheckResult(
-            "special_tokens_as_text",
-            True,
-            None,
-            None,
-            "special tokens in messages are real ones",
-            flagged=True,
-        )
+        return _Found("special tokens in messages are real ones", flagged=True)
     text_ids(model, " ".join(control))
-    sentence = "what a message spells as a special token is read as text"
-    return CheckResult("special_tokens_as_text", True, float(len(control)), None, sentence)
+    return _Found("what a message spells as a special token is read as text", float(len(control)))
 
 
-def _spans(engine: Engine, item: Item, wording: Wording) -> CheckResult:
+def _spans(engine: Engine, item: Item, wording: Wording) -> _Found:
     """The recorded call, its observation, the goal and an earlier call are found in every condition with a record."""
     for name in RECORDED:
         spans(engine.model, item, name, wording)
@@ -136,31 +134,25 @@ def _spans(engine: Engine, item: Item, wording: Wording) -> CheckResult:
     padding_sources(engine, item, wording)
     shared_positions(engine.model, item, ("neut", "fail"), wording, "record")
     tokens = ", ".join(f"{name} {len(places)}" for name, places in found.items())
-    return CheckResult(
-        "record_spans", True, float(len(found)), None, f"found in the transcript, in tokens: {tokens}"
-    )
+    return _Found(f"found in the transcript, in tokens: {tokens}", float(len(found)))
 
 
-def _tokens(engine: Engine, item: Item, wording: Wording) -> CheckResult:
+def _tokens(engine: Engine, item: Item, wording: Wording) -> _Found:
     record_attention(engine, item, "neut", wording)
-    return CheckResult("record_tokens", True, None, None, "the record has the tokens that are scored")
+    return _Found("the record has the tokens that are scored")
 
 
-def _pattern(engine: Engine, item: Item, wording: Wording) -> CheckResult:
+def _pattern(engine: Engine, item: Item, wording: Wording) -> _Found:
     pre, neut = (
         (name, run_decision_point(engine, item, name, wording, []).query) for name in ("pre", "neut")
     )
     columns = pattern_columns(engine.model, item, pre, neut, wording)
-    sentence = "pre and neut have the same tokens around the record"
-    return CheckResult("pattern_positions", True, float(len(columns)), None, sentence)
+    return _Found("pre and neut have the same tokens around the record", float(len(columns)))
 
 
-def _hidden(model: Model, item: Item) -> CheckResult:
-    turns = list(_turns(item))
-    start, stop = turn_span(model, turns, 2)
-    return CheckResult(
-        "hidden_turns", True, float(stop - start), None, "a failed call's tokens can be hidden from heads"
-    )
+def _hidden(model: Model, item: Item) -> _Found:
+    start, stop = turn_span(model, list(_turns(item)), 2)
+    return _Found("a failed call's tokens can be hidden from heads", float(stop - start))
 
 
 def _turns(item: Item) -> Iterator[Message]:

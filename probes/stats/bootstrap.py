@@ -13,8 +13,8 @@ denominators of 1), θ = Σ s_c / Σ n_c and r_c = s_c − θ n_c, for C cluster
                     make it McNemar's exact test. No p where even all of one sign could not reach .05: m < 6.
     skewness        where differences are skewed, "the mean is 0" is not "each s_c is as likely to be −s_c", and the
                     flips alone err more often than they say. p is therefore the larger of theirs and of the one at
-                    which the interval below just reaches 0, so that p ≤ .05 never stands beside an interval that
-                    holds 0. Not so for 0/1 differences and others with `bounds`: there the two nulls are (nearly) one.
+                    which the interval below just reaches 0, so that p ≤ .05 never goes with an interval that
+                    includes 0. Not so for 0/1 differences and others with `bounds`: the two nulls are (nearly) one.
     interval        studentised cluster bootstrap (bootstrap-t; Davison & Hinkley 1997, section 5.2; Cameron, Gelbach &
                     Miller 2008): quantiles of t* = (θ* − θ) / se* over draws of C clusters with replacement, se* of the
                     draw but at least `FLOOR` of se, so that no draw's t* is infinite; each end is the wider of this one
@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -43,15 +43,8 @@ from jaxtyping import Float, Int, Shaped
 from scipy.special import ndtr, stdtr, stdtrit
 
 from mech.errors import InputError
-from probes.stats.families import corrected as corrected_family
-from probes.stats.families import family_size as family_size
-from probes.stats.families import holm as holm
-from probes.stats.families import null_is_zero
+from probes.stats.families import corrected, null_is_zero
 
-SUMMARY = (
-    *("model", "env", "measure", "mean", "ci_lo", "ci_hi", "n", "n_clusters"),
-    *("deff", "p", "p_holm", "family_size"),
-)
 N_DRAWS = 10_000
 N_FLIPS = 20_000
 EXACT = 24
@@ -83,6 +76,31 @@ class Interval:
     degenerate: bool
     deff: float = math.nan
 
+    @classmethod
+    def unknown(cls, n: int = 0, n_clusters: int = 0) -> Interval:
+        """NaN throughout, and flagged."""
+        return cls(math.nan, math.nan, math.nan, n, n_clusters, math.nan, True)
+
+    @property
+    def cells(self) -> tuple[float, float, float]:
+        """Mean, lo and hi."""
+        return self.mean, self.lo, self.hi
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Items and clusters."""
+        return self.n, self.n_clusters
+
+    def columns(self, mean: str = "mean") -> dict[str, float]:
+        """What a table has of it: `mean` (or another name), ci_lo, ci_hi, n, n_clusters."""
+        return {
+            mean: self.mean,
+            "ci_lo": self.lo,
+            "ci_hi": self.hi,
+            "n": self.n,
+            "n_clusters": self.n_clusters,
+        }
+
 
 def cluster_bootstrap(
     values: npt.ArrayLike,
@@ -100,8 +118,8 @@ def cluster_bootstrap(
         rng: the stream of this statistic.
         n_draws: bootstrap draws.
         level: coverage of the interval.
-        bounds: the range of the values, such as `RATE`; differences that vary and are all −1, 0 or 1 are taken for
-            bounded by those without being told.
+        bounds: the range of the values, such as `RATE`; differences that vary and are all −1, 0 or 1 are taken
+            to be bounded by −1 and 1.
 
     Returns:
         The same for any order of the items.
@@ -128,7 +146,7 @@ def cluster_ratios(
     """Σ numerators / Σ denominators of each column, with intervals; all columns see the same draws.
 
     p is that of "the sum of the numerators is 0". A ratio whose denominator changes its sign (or vanishes) in some draw
-    has no interval: it is NaN, and flagged. So is everything about a column that holds NaN.
+    has no interval: it is NaN, and flagged. So is everything about a column with a NaN.
 
     Args:
         numerators: one row an item.
@@ -145,8 +163,8 @@ def cluster_ratios(
     n_items, n_columns = numerators.shape
     codes, n_clusters = cluster_codes(clusters, n_items)
     if n_items == 0:
-        return [Interval(math.nan, math.nan, math.nan, 0, 0, math.nan, True)] * n_columns
-    tops, bottoms = _sums(numerators, codes, n_clusters), _sums(denominators, codes, n_clusters)
+        return [Interval.unknown()] * n_columns
+    tops, bottoms = cluster_sums(numerators, codes, n_clusters), cluster_sums(denominators, codes, n_clusters)
     estimates = _divide(tops.sum(0), bottoms.sum(0))
     known = np.isfinite(estimates) & np.isfinite(tops).all(0) & np.isfinite(bottoms).all(0)
     lo, hi = np.full((2, n_columns), np.nan)
@@ -174,37 +192,38 @@ def cluster_ratios(
     for column in np.flatnonzero(limited):
         lo[column], hi[column] = _bounded(tops[:, column], bottoms[:, column], bounds, level)
     p = np.full(n_columns, np.nan)
-    magnitudes = _sums(np.abs(numerators), codes, n_clusters)
+    magnitudes = cluster_sums(np.abs(numerators), codes, n_clusters)
     p[known] = sign_flip(tops[:, known], rng, magnitudes[:, known])
     p = np.where(limited, p, np.maximum(p, np.nan_to_num(skewed)))
     flagged = np.isnan(lo) | (constant & ~limited)
     return [
-        Interval(
-            float(estimates[c]),
-            float(lo[c]),
-            float(hi[c]),
-            n_items,
-            n_clusters,
-            float(p[c]),
-            bool(flagged[c]),
-            float(deffs[c]),
+        Interval(mean, low, high, n_items, n_clusters, p_of, bool(flag), deff)
+        for mean, low, high, p_of, flag, deff in zip(
+            *(values.tolist() for values in (estimates, lo, hi, p, flagged, deffs)), strict=True
         )
-        for c in range(n_columns)
     ]
+
+
+def cluster_means(
+    values: Float[np.ndarray, "item column"],
+    clusters: npt.ArrayLike,
+    rng: np.random.Generator,
+    n_draws: int = N_DRAWS,
+) -> list[Interval]:
+    """The mean over items of each column, as `cluster_ratios` with denominators of 1."""
+    return cluster_ratios(values, np.ones_like(values), clusters, rng, n_draws)
 
 
 def cluster_rate(values: npt.ArrayLike, clusters: npt.ArrayLike, level: float = 0.95) -> Interval:
     """Mean of values between 0 and 1 (a share, a rate, a probability) with an interval inside [0, 1] and no p.
 
-    No draw is needed. "The rate is zero" is no hypothesis that one counter-example leaves standing, so there is no p.
+    No draw is needed. One counter-example refutes "the rate is zero", so there is no p.
 
     Raises:
         InputError: as `cluster_bootstrap`.
     """
     found = cluster_bootstrap(values, clusters, np.random.Generator(np.random.PCG64(0)), 0, level, RATE)
-    return Interval(
-        found.mean, found.lo, found.hi, found.n, found.n_clusters, math.nan, found.degenerate, found.deff
-    )
+    return replace(found, p=math.nan)
 
 
 def cluster_median(
@@ -231,12 +250,12 @@ def cluster_median(
     n_items = len(numbers)
     codes, n_clusters = cluster_codes(clusters, n_items)
     if n_items == 0 or np.isnan(numbers).any():
-        return Interval(math.nan, math.nan, math.nan, n_items, n_clusters, math.nan, True)
+        return Interval.unknown(n_items, n_clusters)
     ascending = np.sort(numbers)
     with np.errstate(invalid="ignore"):  # between -inf and inf there is no middle: NaN
         estimate = float((ascending[(n_items - 1) // 2] + ascending[n_items // 2]) / 2)
     lo = hi = math.nan
-    p = float(sign_flip(_sums(np.sign(numbers)[:, None], codes, n_clusters), rng)[0])
+    p = float(sign_flip(cluster_sums(np.sign(numbers)[:, None], codes, n_clusters), rng)[0])
     if n_clusters >= MIN_CLUSTERS and math.isfinite(estimate):
         lo, hi = _median_ends(numbers, codes, n_clusters, rng, 1 - level)
         if not (math.isfinite(lo) and math.isfinite(hi)):
@@ -337,7 +356,7 @@ def _studentised(
     tail = (1 - level) / 2
     low_place = max(0, math.floor(tail * (n_draws + 1)) - 1)  # the outer of two draws: no interpolation
     high_place = n_draws - 1 - low_place
-    whole = np.sign(bottoms.sum(0))
+    sign = np.sign(bottoms.sum(0))
     factor = n_clusters / (n_clusters - 1)
     same = bool(
         (bottoms == bottoms[:, :1]).all()
@@ -348,7 +367,7 @@ def _studentised(
         under = bottoms[:, :1] if same else bottoms[:, some]
         r = residuals[:, some]
         below = counts @ under
-        crossing = (np.sign(below) != (whole[:1] if same else whole[some])).any(0)
+        crossing = (np.sign(below) != (sign[:1] if same else sign[some])).any(0)
         with np.errstate(divide="ignore", invalid="ignore"):
             # In place, as these arrays are large: moved = d, own = the squares and then se*.
             moved = counts @ r
@@ -381,7 +400,7 @@ def _bounded(
     bounds: tuple[float, float],
     level: float,
 ) -> tuple[float, float]:
-    """Ends of the t-interval of the clusters and one more at each bound, cut at the bounds; it holds the estimate."""
+    """Ends of the t-interval of the clusters and one more at each bound, cut at the bounds; the estimate is inside."""
     size = sizes.mean()
     tops, padded = np.append(tops, np.multiply(bounds, size)), np.append(sizes, (size, size))
     middle = tops.sum() / padded.sum()
@@ -402,13 +421,14 @@ def _median_ends(
     """The least and the largest value that the sign-flip test of Σ sign(x − m) does not reject as the median.
 
     Tried are every value that occurs and every gap between two, in whose inside the signs stay the same, from either
-    end inwards until one is kept. Those beyond √(2 ln(2/α)) standard deviations of the flips need no test: Hoeffding.
+    end inwards until one is not rejected. Those beyond √(2 ln(2/α)) standard deviations of the flips need no test
+    (Hoeffding).
     """
     points = np.unique(numbers)
     ranks = np.searchsorted(points, numbers)
-    # Places 0, 1, 2, … are point 0, the gap above it, point 1, …; an item of rank r stands at place 2r.
+    # Places 0, 1, 2, … are point 0, the gap above it, point 1, …; an item of rank r is at place 2r.
     places = np.arange(2 * len(points) - 1)
-    sums = _sums(np.sign(2 * ranks[:, None] - places[None, :]).astype(float), codes, n_clusters)
+    sums = cluster_sums(np.sign(2 * ranks[:, None] - places[None, :]).astype(float), codes, n_clusters)
     near = places[np.abs(sums.sum(0)) <= math.sqrt(2 * math.log(2 / alpha)) * np.sqrt((sums**2).sum(0))]
 
     def first_kept(order: Int[np.ndarray, " place"]) -> int | None:
@@ -452,7 +472,7 @@ def percentile_ends(
 
 
 def equivalent(interval: Interval, delta: float) -> bool:
-    """Whether "unchanged" is shown: the whole interval lies inside ±delta. False means not shown."""
+    """Whether "unchanged" is shown: all of the interval lies inside ±delta. False means not shown."""
     return -delta < interval.lo and interval.hi < delta
 
 
@@ -465,24 +485,20 @@ def summarise(measures: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAW
         n_draws: bootstrap draws.
 
     Returns:
-        The columns of `SUMMARY`, sorted by model, env, measure. Probabilities, shares and rates have no p
+        model, env, measure, mean, ci_lo, ci_hi, n, n_clusters, deff, p, p_holm, family_size, sorted by the first three;
+        an empty frame where nothing was measured. Probabilities, shares and rates have no p
         (`probes.stats.families.null_is_zero`). `p_holm` is corrected over the family "headline".
     """
     lines = []
-    for key, group in measures.groupby(["model", "env", "measure"], sort=True):
+    keys = ["model", "env", "measure"]
+    for key, group in measures.groupby(keys, sort=True):
         rng = rng_for("bootstrap/" + "/".join(map(str, key)))
         tested = null_is_zero(str(key[2]))
         bounds = None if tested else RATE
         found = cluster_bootstrap(group["value"], group["task_id"], rng, n_draws, bounds=bounds)
-        p = found.p if tested else math.nan
-        counts = (found.n, found.n_clusters, found.deff)
-        lines.append((*key, found.mean, found.lo, found.hi, *counts, p, math.nan, 0))
-    return corrected(pd.DataFrame(lines, columns=list(SUMMARY)))
-
-
-def corrected(summary: pd.DataFrame) -> pd.DataFrame:
-    """The summary with `p_holm` over the family "headline": G of all models and environments it holds."""
-    return corrected_family(summary, "headline")
+        about = {"deff": found.deff, "p": found.p if tested else math.nan}
+        lines.append({**dict(zip(keys, key, strict=True)), **found.columns(), **about})
+    return corrected(pd.DataFrame(lines), "headline")
 
 
 def _check_bounds(
@@ -519,10 +535,10 @@ def cluster_codes(clusters: npt.ArrayLike, n_items: int) -> tuple[Int[np.ndarray
     return codes, len(names)
 
 
-def _sums(
+def cluster_sums(
     values: Float[np.ndarray, "item column"], codes: Int[np.ndarray, " item"], n_clusters: int
 ) -> Float[np.ndarray, "cluster column"]:
-    """Sum of each cluster's items."""
+    """Sum over the items of each cluster; the codes are those of `cluster_codes`."""
     sums = np.zeros((n_clusters, values.shape[1]))
     np.add.at(sums, codes, values)
     return sums

@@ -1,15 +1,16 @@
-"""What the tests and intervals of `probes.stats.bootstrap` are worth with few clusters, on data whose truth is known.
+"""Error and coverage of the tests and intervals of `probes.stats.bootstrap` with few clusters, the truth known.
 
     error       share of simulations whose p ≤ .05 although the null holds (type-I error)
     flips       the same of the sign-flip test alone, whose null is symmetry and not a mean of 0
-    coverage    share whose interval holds the truth; below, above: the truth lies below, or above, the interval
+    coverage    share whose interval includes the truth; below, above: the truth lies below, or above, the interval
     width       median width of the intervals over the width that θ ± 1.96 standard errors would have
 
 Items of a cluster share a part: value = √ICC · u_c + √(1−ICC) · e_i, u and e of one distribution with mean 0; clusters
 have 1 to 4 items. Values are normal, or lognormal less its mean, exp(σ z) − exp(σ²/2), whose skewness σ sets. Pairs of
 0/1 outcomes differ by +1 or −1 with probabilities of a Dirichlet draw a cluster, 0/1 outcomes are beta-binomial, both
-with that ICC. Of a run, whole clusters are drawn with replacement: the run's own items, with their shape, sizes and
-dependence, are then the population, and its mean (ratio, median) the truth. Medians are of the same populations.
+with that ICC. Of a run, clusters are drawn with replacement, with all their items: the run's own items, with their
+shape, sizes and dependence, are then the population, and its mean (ratio, median) the truth. Medians are of the
+same populations.
 
 Simulations of a block share their cluster sizes, which differ between blocks.
 """
@@ -33,6 +34,7 @@ from probes.stats.bootstrap import (
     RngFactory,
     cluster_median,
     cluster_ratios,
+    cluster_sums,
     sign_flip,
 )
 
@@ -42,10 +44,6 @@ FLIPS = 4999
 ICC = 0.5
 MEDIANS = 4
 """Medians have this many times fewer simulations: each is tested at every item."""
-CALIBRATE = (
-    *("statistic", "population", "n_clusters", "simulations", "skew_items", "skew_clusters"),
-    *("error", "flips", "attainable", "coverage", "below", "above", "width"),
-)
 
 
 @dataclass(frozen=True)
@@ -57,14 +55,22 @@ class Block:
     codes: np.ndarray
 
 
+Draw = Callable[[np.random.Generator, int, int], Block]
+"""Generator, clusters, simulations → a block."""
+Shape = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+"""Generator, shape of the array → values with mean 0."""
+Values = Callable[[np.random.Generator, np.ndarray, int], np.ndarray]
+"""Generator, cluster of each item, simulations → values [item, simulation]."""
+
+
 @dataclass(frozen=True)
 class Population:
-    """What simulations are drawn from: `draw` (generator, clusters, simulations) → a block; the null is "truth = 0"."""
+    """What simulations are drawn from; the null is "truth = 0"."""
 
     statistic: str
     name: str
     truth: float
-    draw: Callable[[np.random.Generator, int, int], Block]
+    draw: Draw
     bounds: tuple[float, float] | None = None
 
     @property
@@ -76,7 +82,7 @@ class Population:
 def populations() -> list[Population]:
     """The made ones: lognormal 0.3 is as skewed as our differences are between clusters, 0.5 as between items."""
     made = []
-    shapes: Mapping[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {
+    shapes: Mapping[str, Shape] = {
         "normal": lambda rng, shape: rng.normal(size=shape),
         "lognormal 0.3": _lognormal(0.3),
         "lognormal 0.5": _lognormal(0.5),
@@ -132,8 +138,8 @@ def run_populations(measures: pd.DataFrame) -> list[Population]:
 
 def calibrate(
     population: Population, n_clusters: int, simulations: int, n_draws: int, rng_for: RngFactory
-) -> tuple[object, ...]:
-    """One line of CALIBRATE.
+) -> dict[str, object]:
+    """One line of calibrate.csv.
 
     Args:
         population: what is simulated.
@@ -150,15 +156,15 @@ def calibrate(
     name = f"{population.statistic}/{population.name}/{n_clusters}"
     found: list[Interval] = []
     spreads, shapes, flips = [], [], []
-    for block, size in enumerate(_sizes(wanted)):
+    for block, start in enumerate(range(0, wanted, BLOCK)):
         rng = rng_for(f"{name}/{block}")
-        data = population.draw(rng, n_clusters, size)
+        data = population.draw(rng, n_clusters, min(BLOCK, wanted - start))
         found += list(_estimates(population, data, n_draws, rng))
         spreads.append(_plain_errors(data, n_clusters))
         shapes.append(_skewness(data, n_clusters))
         if population.tested:
             signs = np.sign(data.numerators) if population.statistic == "median" else data.numerators
-            flips.append(sign_flip(_by_cluster(signs, data, n_clusters), rng, n_flips=FLIPS) <= ALPHA)
+            flips.append(sign_flip(cluster_sums(signs, data.codes, n_clusters), rng, n_flips=FLIPS) <= ALPHA)
     lo, hi = np.array([one.lo for one in found]), np.array([one.hi for one in found])
     below, above = population.truth < lo, population.truth > hi
     rejected = np.array([one.p for one in found]) <= ALPHA  # NaN: not tested, so not rejected
@@ -169,28 +175,20 @@ def calibrate(
     error = alone = math.nan
     if population.tested:
         error, alone = float(rejected.mean()), float(np.concatenate(flips).mean())
-    counts = (n_clusters, len(found), *np.nanmean(shapes, axis=0).tolist())
-    ends = (float(held.mean()), float(below.mean()), float(above.mean()))
-    return (
-        population.statistic,
-        population.name,
-        *counts,
-        error,
-        alone,
-        attainable(n_clusters),
-        *ends,
-        width,
-    )
+    skew_items, skew_clusters = np.nanmean(shapes, axis=0).tolist()
+    return {
+        **{"statistic": population.statistic, "population": population.name},
+        **{"n_clusters": n_clusters, "simulations": len(found)},
+        **{"skew_items": skew_items, "skew_clusters": skew_clusters},
+        **{"error": error, "flips": alone, "attainable": attainable(n_clusters)},
+        **{"coverage": float(held.mean()), "below": float(below.mean()), "above": float(above.mean())},
+        "width": width,
+    }
 
 
 def attainable(n_clusters: int) -> float:
     """The largest share of the 2^C sign patterns, at most .05, that a two-sided exact test can reject."""
     return 2 * math.floor(ALPHA * 2**n_clusters / 2) / 2**n_clusters
-
-
-def _sizes(wanted: int) -> Iterator[int]:
-    for at in range(0, wanted, BLOCK):
-        yield min(BLOCK, wanted - at)
 
 
 def _estimates(
@@ -207,8 +205,7 @@ def _estimates(
 def _plain_errors(data: Block, n_clusters: int) -> Float[np.ndarray, " simulation"]:
     """The cluster-robust standard error of each simulation, without the factor for few clusters."""
     tops, bottoms = (
-        _by_cluster(data.numerators, data, n_clusters),
-        _by_cluster(data.denominators, data, n_clusters),
+        cluster_sums(values, data.codes, n_clusters) for values in (data.numerators, data.denominators)
     )
     residuals = tops - tops.sum(0) / bottoms.sum(0) * bottoms
     return np.asarray(np.sqrt((residuals**2).sum(0)) / np.abs(bottoms.sum(0)))
@@ -218,24 +215,13 @@ def _skewness(data: Block, n_clusters: int) -> tuple[float, float]:
     """Skewness over all items, and over all clusters' sums of residuals, of the block's simulations together."""
     centre = data.numerators.sum() / data.denominators.sum()
     residuals = data.numerators - centre * data.denominators
-    return float(skew(residuals, axis=None)), float(skew(_by_cluster(residuals, data, n_clusters), axis=None))
+    return float(skew(residuals, axis=None)), float(
+        skew(cluster_sums(residuals, data.codes, n_clusters), axis=None)
+    )
 
 
-def _by_cluster(values: np.ndarray, data: Block, n_clusters: int) -> Float[np.ndarray, "cluster simulation"]:
-    sums = np.zeros((n_clusters, values.shape[1]))
-    np.add.at(sums, data.codes, values)
-    return sums
-
-
-def _codes(rng: np.random.Generator, n_clusters: int) -> np.ndarray:
-    return np.repeat(np.arange(n_clusters), rng.integers(1, 5, size=n_clusters))
-
-
-def _lognormal(sigma: float) -> Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]:
+def _lognormal(sigma: float) -> Shape:
     return lambda rng, shape: np.exp(sigma * rng.normal(size=shape)) - math.exp(sigma**2 / 2)
-
-
-Shape = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
 
 def _values(shape: Shape, rng: np.random.Generator, codes: np.ndarray, size: int) -> np.ndarray:
@@ -243,70 +229,65 @@ def _values(shape: Shape, rng: np.random.Generator, codes: np.ndarray, size: int
     return math.sqrt(ICC) * shared + math.sqrt(1 - ICC) * shape(rng, (len(codes), size))
 
 
-def _means(shape: Shape) -> Callable[[np.random.Generator, int, int], Block]:
+def _made(values: Values, denominators: Values | None = None) -> Draw:
+    """Blocks of these values, or of ratios; clusters have 1 to 4 items."""
+
     def draw(rng: np.random.Generator, n_clusters: int, size: int) -> Block:
-        codes = _codes(rng, n_clusters)
-        values = _values(shape, rng, codes, size)
-        return Block(values, np.ones_like(values), codes)
+        codes = np.repeat(np.arange(n_clusters), rng.integers(1, 5, size=n_clusters))
+        if denominators is None:
+            tops = values(rng, codes, size)
+            return Block(tops, np.ones_like(tops), codes)
+        bottoms = denominators(rng, codes, size)
+        return Block(0.5 * bottoms + 0.3 * values(rng, codes, size), bottoms, codes)
 
     return draw
 
 
-def _medians(shape: Shape) -> Callable[[np.random.Generator, int, int], Block]:
+def _means(shape: Shape) -> Draw:
+    return _made(lambda rng, codes, size: _values(shape, rng, codes, size))
+
+
+def _medians(shape: Shape) -> Draw:
     """Values less the median of their distribution, which a large sample gives."""
     sample = _values(shape, np.random.Generator(np.random.PCG64(0)), np.repeat(np.arange(50_000), 4), 1)
     middle = float(np.median(sample))
-
-    def draw(rng: np.random.Generator, n_clusters: int, size: int) -> Block:
-        codes = _codes(rng, n_clusters)
-        values = _values(shape, rng, codes, size) - middle
-        return Block(values, np.ones_like(values), codes)
-
-    return draw
+    return _made(lambda rng, codes, size: _values(shape, rng, codes, size) - middle)
 
 
-def _ratios(shape: Shape) -> Callable[[np.random.Generator, int, int], Block]:
-    """Half of a positive denominator, and what has mean 0; the denominators vary by a third of their mean."""
+def _ratios(shape: Shape) -> Draw:
+    """Half of a positive denominator, and values with mean 0; the denominators vary by a third of their mean."""
 
-    def draw(rng: np.random.Generator, n_clusters: int, size: int) -> Block:
-        codes = _codes(rng, n_clusters)
-        bottoms = np.exp(_values(lambda r, s: 0.3 * r.normal(size=s), rng, codes, size))
-        return Block(0.5 * bottoms + 0.3 * _values(shape, rng, codes, size), bottoms, codes)
+    def bottoms(rng: np.random.Generator, codes: np.ndarray, size: int) -> np.ndarray:
+        return np.exp(_values(lambda r, s: 0.3 * r.normal(size=s), rng, codes, size))
 
-    return draw
+    return _made(lambda rng, codes, size: _values(shape, rng, codes, size), bottoms)
 
 
-def _pairs(plus: float, minus: float) -> Callable[[np.random.Generator, int, int], Block]:
+def _pairs(plus: float, minus: float) -> Draw:
     weights = np.array([plus, minus, 1 - plus - minus]) * (1 - ICC) / ICC
 
-    def draw(rng: np.random.Generator, n_clusters: int, size: int) -> Block:
-        codes = _codes(rng, n_clusters)
-        shares = rng.gamma(np.maximum(weights, 1e-12), size=(n_clusters, size, 3))
+    def values(rng: np.random.Generator, codes: np.ndarray, size: int) -> np.ndarray:
+        shares = rng.gamma(np.maximum(weights, 1e-12), size=(int(codes[-1]) + 1, size, 3))
         shares = (shares / shares.sum(axis=2, keepdims=True))[codes]
         place = rng.random((len(codes), size))
         up, down = place < shares[..., 0], place >= 1 - shares[..., 1]
-        values = up.astype(float) - down.astype(float)
-        return Block(values, np.ones_like(values), codes)
+        return up.astype(float) - down.astype(float)
 
-    return draw
+    return _made(values)
 
 
-def _outcomes(rate: float) -> Callable[[np.random.Generator, int, int], Block]:
+def _outcomes(rate: float) -> Draw:
     scale = (1 - ICC) / ICC
 
-    def draw(rng: np.random.Generator, n_clusters: int, size: int) -> Block:
-        codes = _codes(rng, n_clusters)
-        chance = rng.beta(rate * scale, (1 - rate) * scale, size=(n_clusters, size))[codes]
-        values = (rng.random(chance.shape) < chance).astype(float)
-        return Block(values, np.ones_like(values), codes)
+    def values(rng: np.random.Generator, codes: np.ndarray, size: int) -> np.ndarray:
+        chance = rng.beta(rate * scale, (1 - rate) * scale, size=(int(codes[-1]) + 1, size))[codes]
+        return (rng.random(chance.shape) < chance).astype(float)
 
-    return draw
+    return _made(values)
 
 
-def _drawn(
-    values: pd.Series, below: pd.Series | None = None
-) -> Callable[[np.random.Generator, int, int], Block]:
-    """Whole clusters of a run: sizes first, then for each place one of the run's clusters of that size."""
+def _drawn(values: pd.Series, below: pd.Series | None = None) -> Draw:
+    """Clusters of a run with all their items: sizes first, then for each a cluster of that size."""
     under = pd.Series(1.0, index=values.index) if below is None else below
     tasks = values.index.get_level_values("task_id")
     pools: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}

@@ -25,7 +25,7 @@ READ_ALONE = ("metric", "ablation", "how", "from", "to", "pair")
 """Columns that part every family of a table that has them."""
 HEADLINE = "G"
 ADDED = ("p_holm", "family_size")
-"""What `corrected` adds behind a table's `p`."""
+"""What `corrected` adds after a table's `p`."""
 
 LEVELS = ("p_repeat", "greedy", "share_", "G_negative", "rate", "accuracy")
 """First letters of measures that are a probability, a share or a rate: none of them is zero under any null."""
@@ -60,7 +60,7 @@ def _where(column: str, *values: object) -> Callable[[pd.DataFrame], pd.Series]:
 
 
 def _not_random(column: str) -> Callable[[pd.DataFrame], pd.Series]:
-    """Arms of chosen heads: random draws are what these are compared with, not claims of their own."""
+    """Arms of chosen heads: random draws are their controls, and no tests."""
     return lambda table: ~table[column].astype(str).str.contains("-random")
 
 
@@ -77,20 +77,20 @@ FAMILIES: dict[str, Family] = {
         Family("headline", "summary", "the mean of G is 0", (), _where("measure", HEADLINE)),
         Family("manipulations", "manipulations", _NO_CHANGE, ("model", "env")),
         Family("arms", "arms", _NO_CHANGE, ("model", "env", "measure", "family"), None, ("ablation",)),
-        Family("carried", "carried", "the set carries as much as its control sets do, on the mean", ("env",)),
+        Family("joint", "joint", "the mean share of the set is that of its control sets", ("env",)),
         Family("knockout", "knockout", _BY_CHANCE, ("sources",)),
-        Family("controls", "controls", _BY_CHANCE),
-        Family("dose", "dose", _BY_CHANCE, ("measure",)),
+        Family("ablate_controls", "ablate_controls", _BY_CHANCE),
+        Family("ablate_dose", "ablate_dose", _BY_CHANCE, ("measure",)),
         Family(
             "circuit",
             "circuit_controls",
-            "the set carries as much as its control sets do, on the mean",
+            "the mean share of the set is that of its control sets",
             (),
             _held_out,
         ),
         Family("path", "path", _BY_CHANCE),
         Family("direct", "direct", "the mean direct effect of the part is 0", ("direction", "kind")),
-        Family("suppressors", "suppressors", "the mean effect of the head is 0", ("direction",)),
+        Family("agree_suppressors", "agree_suppressors", "the mean effect of the head is 0", ("direction",)),
         Family("rollout contrasts", "rollout_contrasts", _NO_CHANGE, ("model", "env"), _not_random("arm")),
         Family("rollout controls", "rollout_controls", _BY_CHANCE, ("model", "env")),
         Family(
@@ -114,15 +114,15 @@ def holm(p: npt.ArrayLike) -> Float[np.ndarray, " test"]:
 
 
 def family_size(p: npt.ArrayLike) -> int:
-    """How many tests a Holm family holds: those whose p is not NaN."""
+    """Size of a Holm family: those whose p is not NaN."""
     return int((~np.isnan(np.asarray(p, dtype=float))).sum())
 
 
 def corrected(table: pd.DataFrame, family_name: str, p: str = "p") -> pd.DataFrame:
-    """The table with `p_holm` and `family_size` right behind its `p`, replaced where it has them already.
+    """The table with `p_holm` and `family_size` right after its `p`, replaced where it has them already.
 
     Args:
-        table: any table of the family, all its tests in it; an empty one is allowed.
+        table: any table of the family, all its tests in it; one without rows is returned as it is.
         family_name: a key of `FAMILIES`.
         p: the column of raw p-values.
 
@@ -135,6 +135,8 @@ def corrected(table: pd.DataFrame, family_name: str, p: str = "p") -> pd.DataFra
     """
     if family_name not in FAMILIES:
         raise InputError(f"'{family_name}' is no family of tests: {', '.join(FAMILIES)}.")
+    if table.empty:
+        return table
     family = FAMILIES[family_name]
     lacking = [name for name in (p, *family.within) if name not in table.columns]
     if lacking:
@@ -148,7 +150,7 @@ def corrected(table: pd.DataFrame, family_name: str, p: str = "p") -> pd.DataFra
         adjusted[places] = holm(numbers)
         sizes[places] = np.where(member.to_numpy()[places], family_size(numbers), 0)
     at = plain.columns.get_loc(p)
-    assert isinstance(at, int)  # a column stands once
+    assert isinstance(at, int)  # a column occurs once
     plain.insert(at + 1, "p_holm", adjusted)
     plain.insert(at + 2, "family_size", sizes)
     return plain

@@ -1,4 +1,4 @@
-"""Score rows laid out by item, checked: whatever could only give a wrong number is refused here.
+"""Score rows, checked and laid out by item.
 
 One line per item (and ablation), one column per (condition, candidate); NaN where nothing was scored.
 """
@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from mech.errors import InputError
+from probes.stats.frame_checks import require_columns
 
 KEYS = ("model", "env", "item_id", "task_id")
 VALUES = ("logprob", "n_tokens", "is_greedy")
@@ -26,7 +27,7 @@ class Scores:
     """Score rows laid out by item.
 
     `logprob`, `greedy`, `end_logprob` and `end_argmax` have one line per item (and ablation) and columns
-    (condition, candidate), NaN where nothing was scored; the last two speak of the token that ends the turn. `n_tokens`
+    (condition, candidate), NaN where nothing was scored; the last two are of the token that ends the turn. `n_tokens`
     is the length of each item's failed action, `step_index` how many steps precede it (NaN where the rows do not say).
     """
 
@@ -92,42 +93,25 @@ def lay_out(rows: pd.DataFrame, keys: list[str]) -> Scores:
 def check_rows(rows: pd.DataFrame, keys: list[str]) -> None:
     """Refuse rows that could only give wrong numbers."""
     needed = [*keys, "condition", "candidate"]
-    missing = [column for column in [*needed, *VALUES] if column not in rows.columns]
-    if missing:
-        raise InputError(f"The score rows lack the columns {', '.join(missing)}.")
+    require_columns(rows, [*needed, *VALUES], "The score rows lack")
+
+    def refuse(where: pd.Series, what: str) -> None:
+        if where.any():
+            row = rows[where].iloc[0]
+            raise InputError(f"Score row {row['item_id']}/{row['condition']}/{row['candidate']} {what}.")
+
     for column in [*needed, *VALUES]:
-        if rows[column].isna().any():
-            raise InputError(f"Score row {_first(rows, rows[column].isna())} has no {column}.")
-    stranger = ~rows["candidate"].isin(CANDIDATES)
-    if stranger.any():
-        raise InputError(
-            f"Score row {_first(rows, stranger)} has a candidate other than {', '.join(CANDIDATES)}."
-        )
-    logprob = rows["logprob"].astype(float)
-    wrong = ~np.isfinite(logprob) | (logprob > 0)
-    if wrong.any():
-        raise InputError(f"Score row {_first(rows, wrong)} has a log-probability that is not finite and ≤ 0.")
-    if "end_logprob" in rows.columns:
-        ends = rows["end_logprob"].dropna().astype(float)
-        if (~np.isfinite(ends) | (ends > 0)).any():
-            raise InputError("A score row has an end_logprob that is not finite and ≤ 0.")
-    if (rows["n_tokens"] < 1).any():
-        raise InputError(f"Score row {_first(rows, rows['n_tokens'] < 1)} has no tokens.")
-    unclear = ~rows["is_greedy"].isin([True, False])
-    if unclear.any():
-        raise InputError(
-            f"Score row {_first(rows, unclear)} has an is_greedy that is neither true nor false."
-        )
-    doubled = rows.duplicated([column for column in needed if column != "task_id"])
-    if doubled.any():
-        raise InputError(f"Score row {_first(rows, doubled)} stands twice.")
+        refuse(rows[column].isna(), f"has no {column}")
+    refuse(~rows["candidate"].isin(CANDIDATES), f"has a candidate other than {', '.join(CANDIDATES)}")
+    for name, what in (("logprob", "a log-probability"), ("end_logprob", "an end_logprob")):
+        if name in rows.columns:
+            values = rows[name].astype(float)
+            wrong = values.notna() & (~np.isfinite(values) | (values > 0))
+            refuse(wrong, f"has {what} that is not finite and ≤ 0")
+    refuse(rows["n_tokens"] < 1, "has no tokens")
+    refuse(~rows["is_greedy"].isin([True, False]), "has an is_greedy that is neither true nor false")
+    refuse(rows.duplicated([column for column in needed if column != "task_id"]), "occurs twice")
     items = [column for column in keys if column not in ("task_id", "ablation", "draw")]
     tasks = rows.groupby(items)["task_id"].nunique()
     if (tasks > 1).any():
         raise InputError(f"Item {tasks.idxmax()[2]} belongs to two tasks.")
-
-
-def _first(rows: pd.DataFrame, where: pd.Series) -> str:
-    """The first row selected, as item/condition/candidate."""
-    row = rows[where].iloc[0]
-    return f"{row['item_id']}/{row['condition']}/{row['candidate']}"

@@ -1,4 +1,4 @@
-"""What a table must hold to be read as a summary: ours, or a published one with the same columns."""
+"""The check of a table that is read as a summary: ours, or a published one with the same columns."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from mech.errors import InputError
+from probes.stats.frame_checks import require_columns
 from probes.stats.layout import UNABLATED
 
 KEYS = ("model", "env", "measure")
@@ -28,12 +29,10 @@ def check_summary(table: pd.DataFrame, what: str, more_keys: Sequence[str] = ())
 
     Raises:
         InputError: a column is missing, a key, a mean or a count is empty, a number is not one (or infinite), or a
-            line stands twice.
+            line occurs twice.
     """
     keys, columns = [*KEYS, *more_keys], [*KEYS, *more_keys, *NUMBERS]
-    missing = [column for column in columns if column not in table.columns]
-    if missing:
-        raise InputError(f"{what} lacks the columns {', '.join(missing)}.")
+    require_columns(table, columns, f"{what} lacks")
     if "ablation" in table.columns and "ablation" not in keys:
         table = table[table["ablation"].fillna(UNABLATED) == UNABLATED]
     checked = table[columns].reset_index(drop=True)

@@ -35,11 +35,11 @@ def test_tables_compare_the_folders_patches_with_scores_and_their_own_transcript
     model = loaded_once(str(shell.model))
     scored = pd.concat([record_attention(Engine(model), item, "neut", load_wording()) for item in ITEMS[:3]])
     scores = score_heads(model, 0).merge(mean_by_head(scored), on=["layer", "head"])
-    long = long_effects(pd.DataFrame(shell.lines("patches")))
+    long = long_effects(pd.DataFrame(shell.lines("patch")))
     single = long[long["layer"].notna()]
     means = single.groupby(["metric", "direction", "layer", "head"])["effect_nats"].mean()
-    table = shell.table("agreement")
-    assert tuple(table.columns) == schema.AGREEMENT
+    table = shell.table("agree")
+    assert tuple(table.columns) == schema.TABLES["agree"]
     found = table[table["statistic"] == "spearman"].set_index(["metric", "direction", "score"])
     found = found.sort_index()
     assert set(found.index) == {
@@ -57,23 +57,28 @@ def test_tables_compare_the_folders_patches_with_scores_and_their_own_transcript
         assert (
             row["uses_task_data"] == (name in TRANSCRIPT_SCORES) and row["n"] == 3 and row["n_clusters"] == 2
         )
-    between = shell.table("score_agreement")
-    assert tuple(between.columns) == schema.SCORE_AGREEMENT and set(between["score"]) == {"prefix_matching"}
+    between = shell.table("agree_scores")
+    assert tuple(between.columns) == schema.TABLES["agree_scores"] and set(between["score"]) == {
+        "prefix_matching"
+    }
     assert between["uses_task_data"].sum() == len(TRANSCRIPT_SCORES)
-    assert ("metric", *SUPPRESSORS) == schema.SUPPRESSORS
-    assert tuple(shell.table("suppressors").columns[: len(SUPPRESSORS) + 1]) == schema.SUPPRESSORS
+    assert ("metric", *SUPPRESSORS) == schema.TABLES["agree_suppressors"]
+    assert (
+        tuple(shell.table("agree_suppressors").columns[: len(SUPPRESSORS) + 1])
+        == schema.TABLES["agree_suppressors"]
+    )
     assert any("transcript_induction" in line for line in said.out)
     # Nothing is run again, and only items that were patched are scored.
     shell.ran("agree")
-    assert shell.forwards("agree") == (0, 0) and len(shell.lines("transcripts")) == 3
+    assert shell.forwards("agree") == (0, 0) and len(shell.lines("agree")) == 3
 
 
 def test_a_folder_without_patches_of_copy_is_refused(shell: Shell) -> None:
     shell("agree").sentence("There are no patches", "backfire patch")
     shell.ran("patch", "--k", "2", "--from", "neut", "--to", "fail", "--direction", "noise", "--limit", "1")
     shell("agree").sentence("not from pre to neut")
-    rows = [{**row, "from": "pre", "to": "neut", "site": "q"} for row in shell.lines("patches")]
-    shell.path("patches.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [{**row, "from": "pre", "to": "neut", "site": "q"} for row in shell.lines("patch")]
+    shell.path("patch.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     shell("agree").sentence("not from pre to neut")  # nor of z
 
 
@@ -86,7 +91,7 @@ def test_transcripts_are_those_that_were_patched_and_no_others(shell: Shell) -> 
     shell.ran("agree")
     shell.ran("patch", "--k", "2", "--limit", "1", "--direction", "noise", "--seed", "1", out="other")
     shell.ran("agree", "--seed", "1", out="other")
-    one, two = (shell.path("agreement.csv", out).read_text() for out in ("run", "other"))
+    one, two = (shell.path("agree.csv", out).read_text() for out in ("run", "other"))
     assert one != two  # other random tokens
 
 

@@ -18,38 +18,40 @@ WORDS = ["--limit", "2", "--screen", "4"]
 def test_exact_effects_are_those_of_patch_and_estimates_stand_beside_them(shell: Shell) -> None:
     said = shell.once("attribute", *WORDS)
     shell.ran("patch", "--limit", "2", "--k", "2")
-    table = shell.logprob("attribution")
+    table = shell.logprob("attribute")
     heads = table[table["site"] == "z"].set_index(["item_id", "direction", "layer", "head"])
-    patched = shell.logprob("effects").set_index(["item_id", "direction", "layer", "head"])
+    patched = shell.logprob("patch_effects").set_index(["item_id", "direction", "layer", "head"])
     assert len(heads) == len(patched) == 2 * 2 * 12 and set(heads.index) == set(patched.index)
     assert (heads["effect_nats"] - patched["effect_nats"].reindex(heads.index)).abs().max() <= NATS
     mlps = table[table["site"] == "mlp_out"]
     assert len(mlps) == 2 * 2 * 3 and mlps["head"].isna().all()
     assert table["estimate_nats"].abs().max() > NATS
-    screening = shell.table("screening")
+    screening = shell.table("attribute_screening")
     statistics = {"spearman", "spearman_within_layer", "recall", "reliability", "reliability_within_layer"}
     assert set(screening["statistic"]) == statistics and set(screening["scope"]) == {"item", "pooled"}
     assert set(screening["metric"]) == set(METRICS)
     line = screening[(screening["metric"] == "margin") & (screening["site"] == "z")].iloc[0]
-    margin = shell.table("attribution").query("metric == 'margin' and site == 'z'")
+    margin = shell.table("attribute").query("metric == 'margin' and site == 'z'")
     margin = margin[margin["direction"] == line["direction"]].groupby("item_id")
     assert line["effects_nats"] == pytest.approx(margin["effect_nats"].sum().mean())
     assert line["delta_nats"] == pytest.approx(margin["delta"].first().mean())
     assert f"of {line['delta_nats']:.1f} nats" in line["with"]
-    assert len(shell.table("screen_misses")) and shell.path("false_negatives.csv").is_file()
+    assert (
+        len(shell.table("attribute_screen_misses")) and shell.path("attribute_false_negatives.csv").is_file()
+    )
     assert any("spearman" in line for line in said.out)
 
 
 def test_both_engines_and_a_killed_run_give_the_same_rows(shell: Shell) -> None:
     shell.once("attribute", *WORDS)
     shell.ran("attribute", *WORDS, "--engine", "reference", out="slow")
-    fast, slow = shell.table("attribution"), shell.table("attribution", "slow")
+    fast, slow = shell.table("attribute"), shell.table("attribute", "slow")
     for name in ("effect_nats", "estimate_nats"):
         assert (fast[name] - slow[name]).abs().max() <= NATS
-    whole = shell.path("attributions.jsonl").read_bytes()
-    shell.path("attributions.jsonl").write_bytes(whole[: len(whole) * 2 // 3])
+    whole = shell.path("attribute.jsonl").read_bytes()
+    shell.path("attribute.jsonl").write_bytes(whole[: len(whole) * 2 // 3])
     shell.ran("attribute", *WORDS)
-    assert shell.path("attributions.jsonl").read_bytes() == whole
+    assert shell.path("attribute.jsonl").read_bytes() == whole
 
 
 def test_exact_effects_that_direct_has_kept_are_taken_and_are_those_of_a_sweep(shell: Shell) -> None:
@@ -58,7 +60,7 @@ def test_exact_effects_that_direct_has_kept_are_taken_and_are_those_of_a_sweep(s
     said = shell.ran("attribute", *WORDS)
     assert any("exact effects of 2 rows" in line for line in said.out)
     assert shell.about("attribute")["extra"]["from_direct"] == 2
-    alone, kept = shell.table("attribution", "alone"), shell.table("attribution")
+    alone, kept = shell.table("attribute", "alone"), shell.table("attribute")
     pd.testing.assert_frame_equal(alone, kept, check_exact=False, rtol=0, atol=NATS)
     assert kept["effect_nats"].abs().max() > 10 * NATS
     ran = [shell.about("attribute", out)["extra"]["forwards_run"] for out in ("alone", "run")]
@@ -84,7 +86,7 @@ def test_totals_of_other_runs_are_not_taken(shell: Shell, what: str) -> None:
 def test_more_steps_are_other_estimates_of_the_same_effects(shell: Shell) -> None:
     shell.once("attribute", *WORDS)
     shell.ran("attribute", *WORDS, "--steps", "8", out="more")
-    one, more = shell.table("attribution"), shell.table("attribution", "more")
+    one, more = shell.table("attribute"), shell.table("attribute", "more")
     assert one["effect_nats"].tolist() == pytest.approx(more["effect_nats"].tolist())
     assert (one["estimate_nats"] - more["estimate_nats"]).abs().max() > 1e-6
 
@@ -93,11 +95,11 @@ def test_every_metric_is_the_effects_of_patch_and_the_margin_that_of_two_actions
     shell.once("attribute", *WORDS)
     shell.ran("patch", "--limit", "2", "--k", "2")
     keys = ["metric", "item_id", "direction", "layer", "head"]
-    table = shell.table("attribution").query("site == 'z'").set_index(keys).sort_index()
-    patched = shell.table("effects").set_index(keys).sort_index()
+    table = shell.table("attribute").query("site == 'z'").set_index(keys).sort_index()
+    patched = shell.table("patch_effects").set_index(keys).sort_index()
     assert set(table.index) == set(patched.index) and set(table.index.get_level_values(0)) == set(FORMS)
     assert (table["effect_nats"] - patched["effect_nats"].reindex(table.index)).abs().max() <= NATS
-    for row in shell.lines("attributions"):
+    for row in shell.lines("attribute"):
         own = table.xs(row["item_id"], level="item_id").xs(row["direction"], level="direction")
         for name, column in (("exact", "effect_nats"), ("estimates", "estimate_nats")):
             sums = row[name]
@@ -112,6 +114,6 @@ def test_every_metric_is_the_effects_of_patch_and_the_margin_that_of_two_actions
 
 def test_the_report_shows_the_metric_that_is_asked_for_and_rows_do_not_depend_on_it(shell: Shell) -> None:
     shell.once("attribute", *WORDS)
-    rows = shell.path("attributions.jsonl").read_bytes()
+    rows = shell.path("attribute.jsonl").read_bytes()
     said = shell.ran("attribute", *WORDS, "--metric", "margin")
-    assert shell.path("attributions.jsonl").read_bytes() == rows and "margin:" in said.out
+    assert shell.path("attribute.jsonl").read_bytes() == rows and "margin:" in said.out

@@ -8,11 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from experiments.bench.bench import rate_method, scoring_methods, sweep_methods
+from experiments.bench.bench import (
+    layer_flop,
+    matrix_entries,
+    rate_method,
+    read_flop,
+    scoring_flop,
+    scoring_methods,
+    sweep_flop,
+    sweep_methods,
+)
 from experiments.bench.bench_decoding import CONDITIONS, _same, decoding_methods
 from experiments.bench.bench_methods import PrefixCached, full_forwards, load_stock
 from experiments.bench.bench_timing import Method, Turn, compare, report_text, spread, turns
-from experiments.bench.bench_work import layer_flop, matrix_entries, read_flop, scoring_flop, sweep_flop
 from mech.engine import reference
 from mech.engine.engine import Engine
 from mech.engine.queries import Query

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from experiments.cli import main
-from experiments.run.schema import CALIBRATE
+from experiments.run.schema import TABLES
 from probes.stats import coverage
 
 
@@ -38,7 +38,7 @@ def test_a_small_calibration_meets_what_is_promised(
     words = ["calibrate", "--simulations", "500", "--draws", "400", "--clusters", "6,13", "--quiet"]
     assert main([*words, "--from", str(source), "--out", str(tmp_path / "out")]) == 0
     table = pd.read_csv(tmp_path / "out" / "calibrate.csv")
-    assert tuple(table.columns) == CALIBRATE == coverage.CALIBRATE
+    assert tuple(table.columns) == TABLES["calibrate"]
     made = table[~table["population"].str.contains("run:|1.0")]
     sure = 3 * np.sqrt(0.05 * 0.95 / made["simulations"])  # three standard errors of the simulation
     assert (made["coverage"] >= 0.93 - sure).all() and (

@@ -83,6 +83,15 @@ def test_help_shows_every_option_and_an_example(name: str, capsys: pytest.Captur
         name = option.name.upper()
         written = rf"^ *{name}\b" if option.positional else rf"--{option.name}(?![\w-])"
         assert re.search(written, shown, re.M)
+        if not (option.positional or option.switch):
+            assert f"--{option.name} {option.word}: " in " ".join(shown.split())
+
+
+def test_help_says_which_options_take_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, words in (("patch", ["--limit INT:", "--k INT,...:"]), ("ablate", ["--delta FLOAT:"])):
+        assert main([name, "--help"]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert all(word in shown for word in words)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -403,7 +412,7 @@ def test_every_option_of_patch_changes_its_rows(
     flag: str, value: str, shell: Shell, written: dict[Any, str]
 ) -> None:
     common = ["--k", "2", "--limit", "1"]
-    assert differs(shell, written, "patch", "patches.jsonl", common, [f"--{flag}", value])
+    assert differs(shell, written, "patch", "patch.jsonl", common, [f"--{flag}", value])
 
 
 @pytest.mark.parametrize(
@@ -427,13 +436,13 @@ def test_every_option_of_ablate_changes_its_rows(
     ids = shell.tmp / "ids"
     ids.write_text('["garden-2"]')  # of the two other items the mean is taken
     common = ["--heads", "top:2", "--controls", "1", "--ids", str(ids), "--control-kinds", "random"]
-    assert differs(shell, written, "ablate", "ablations.jsonl", common, [f"--{flag}", value])
+    assert differs(shell, written, "ablate", "ablate.jsonl", common, [f"--{flag}", value])
 
 
 @pytest.mark.parametrize("flag", ["delta", "delta-loss"])
 def test_the_bounds_of_ablate_change_its_table(flag: str, shell: Shell, written: dict[Any, str]) -> None:
     common = ["--heads", "top:2", "--controls", "1", "--limit", "1", "--control-kinds", "random"]
-    assert differs(shell, written, "ablate", "offtarget.csv", common, [f"--{flag}", "7"])
+    assert differs(shell, written, "ablate", "ablate_off_target.csv", common, [f"--{flag}", "7"])
 
 
 @pytest.mark.parametrize(
@@ -455,9 +464,9 @@ def test_every_option_of_placebo_changes_its_rows(
 
     def placebos(out: str, *more: str) -> str:
         assert shell("placebo", "--ids", ids, "--top", "2", "--shuffles", "1", *more, out=out).code == 1
-        return shell.path("placebos.jsonl", out).read_text()
+        return shell.path("placebo.jsonl", out).read_text()
 
-    key = ("placebo", "placebos.jsonl")
+    key = ("placebo", "placebo.jsonl")
     if key not in written:
         written[key] = placebos("one")
     assert placebos("two", f"--{flag}", value) != written[key]

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.cli import main
 from experiments.measure.compare import parse_names
-from experiments.run.schema import COMPARE
+from experiments.run.schema import TABLES
 from mech.errors import InputError
 from tests.study_cases import Said
 
@@ -66,7 +66,7 @@ def test_several_runs_are_one_comparison(scoring: Callable[..., Said], tmp_path:
     said = scoring("extended", "core", "--paper", "paper.csv")
     assert said.code == 0 and not said.err
     table = read(tmp_path / "extended" / "compare.csv")
-    assert tuple(table.columns[: len(COMPARE)]) == COMPARE
+    assert tuple(table.columns[: len(TABLES["compare"])]) == TABLES["compare"]
     assert table["paper_model"].tolist() == ["fig-1m"] * 4
     assert table["run"].fillna("").tolist() == ["core", "extended", "core", ""]
     assert table["ours"].fillna(0).tolist() == [-25.0, 1.2, -0.5, 0.0]

@@ -14,10 +14,11 @@ import pytest
 from experiments.cli import main
 from experiments.run import schema
 from experiments.run.run_folder import config_hash
-from figures.item_compare import draw_item_compare, pair_numbers
-from figures.load import MissingTable, read_table
+from figures.compare_items import draw_compare_items, pair_numbers
+from figures.load import MissingTable
 from probes.measures import item_compare
 from probes.rollouts.steps import per_rollout
+from tests.figure_tables import read_table
 from tests.step_cases import rollout, together
 from tests.study_cases import Said
 
@@ -80,11 +81,6 @@ def read(name: str) -> pd.DataFrame:
     return pd.read_csv(Path("run") / name, keep_default_na=False, na_values=[""])
 
 
-def test_the_columns_are_the_schemas() -> None:
-    assert schema.TABLES["item_compare"] == item_compare.SUMMARY
-    assert schema.TABLES["item_pairs"] == item_compare.PAIRS
-
-
 def test_the_same_scores_differ_by_exactly_zero_in_every_form_of_file(scoring: Callable[..., Said]) -> None:
     table = published()
     table.to_csv("long.csv", index=False)
@@ -100,9 +96,9 @@ def test_the_same_scores_differ_by_exactly_zero_in_every_form_of_file(scoring: C
         assert any(line.startswith("largest difference: 0.000000 nats") for line in said.out)
         assert any("The weights are not the same: ours are fig-1m-q4" in line for line in said.out)
         assert any(line.startswith("Within 1e-06 nats in every one of the ") for line in said.out)
-        pairs = read("item_pairs.csv")
+        pairs = read("compare_item_pairs.csv")
         assert set(pairs["difference"]) == {0.0} and set(pairs["found_in"]) == {"both"}
-        failed = read("item_compare.csv").set_index(["condition", "candidate"]).loc[("pre", "failed")]
+        failed = read("compare_items.csv").set_index(["condition", "candidate"]).loc[("pre", "failed")]
         assert (failed["n"], failed["max_abs"], failed["pearson"]) == (3, 0, pytest.approx(1))
         assert (failed["same_n_tokens"], failed["same_ctx_tokens"]) == (1, 1)
 
@@ -118,13 +114,13 @@ def test_a_difference_is_found_where_it_is_and_in_what_follows(scoring: Callable
     )
     assert scoring("--items", "run", "--published", "long.csv", "--within", "0.26").code == 0
     assert scoring("--items", "run", "--published", "long.csv").code == 0
-    pairs = read("item_pairs.csv").set_index(["item_id", "condition", "measure"])
+    pairs = read("compare_item_pairs.csv").set_index(["item_id", "condition", "measure"])
     assert pairs.loc[("i2", "fail", "logprob"), "difference"] == pytest.approx(0.25)
     assert pairs.loc[("i2", "fail", "logprob"), "per_token"] == pytest.approx(0.025)
     assert pairs.loc[("i2", "-", "G"), "difference"] == pytest.approx(-0.25)
     assert pairs.loc[("i2", "-", "sem"), "difference"] == pytest.approx(0.25)
     assert pairs.loc[("i2", "-", "copy"), "difference"] == 0
-    summary = read("item_compare.csv").set_index(["condition", "candidate", "measure"])
+    summary = read("compare_items.csv").set_index(["condition", "candidate", "measure"])
     fail = summary.loc[("fail", "failed", "logprob")]
     assert (fail["n"], fail["item_of_max"], fail["same_n_tokens"]) == (2, "i2", 0.5)
     assert fail["median_abs"] == pytest.approx(0.125) and fail["max_abs"] == pytest.approx(0.25)
@@ -145,10 +141,10 @@ def test_what_one_side_alone_has_is_counted_and_named(scoring: Callable[..., Sai
     assert "only published: 1 items (elsewhere)" in text
     assert "left out: 9 published rows of other models or environments" in text
     assert "1 published rows stand twice: the later one counts" in text
-    summary = read("item_compare.csv").set_index(["condition", "candidate", "measure"])
+    summary = read("compare_items.csv").set_index(["condition", "candidate", "measure"])
     counts = ["n", "n_only_ours", "n_only_published"]
     assert summary.loc[("neut", "failed", "logprob"), counts].tolist() == [0, 2, 1]
-    pairs = read("item_pairs.csv")
+    pairs = read("compare_item_pairs.csv")
     assert set(pairs.loc[pairs["item_id"] == "elsewhere", "found_in"]) == {"published"}
 
 
@@ -159,7 +155,7 @@ def test_measures_alone_are_compared_in_their_own_unit(scoring: Callable[..., Sa
     said = scoring("--items", "run", "--published", "m.csv", "--within", "0.4")
     assert said.code == 1 and not any("The weights are not the same" in line for line in said.out)
     assert "token counts of the action not published; context lengths not published" in said.out
-    pairs = read("item_pairs.csv")
+    pairs = read("compare_item_pairs.csv")
     assert set(pairs["kind"]) == {"measure"} and dict(zip(pairs["measure"], pairs["unit"], strict=True)) == {
         "G": "nats", "G_negative": "probability",
     }  # fmt: skip
@@ -194,7 +190,7 @@ def test_a_file_that_cannot_be_compared_is_one_sentence(
     if text is not None:
         Path("other").write_text(text)
     scoring("--items", "run", "--published", "other").sentence("backfire compare: ", *parts)
-    assert not Path("run/item_pairs.csv").exists()
+    assert not Path("run/compare_item_pairs.csv").exists()
 
 
 def test_options_that_do_not_belong_together_are_refused(scoring: Callable[..., Said]) -> None:
@@ -212,11 +208,11 @@ def test_the_figure_holds_the_pairs_that_both_sides_have(scoring: Callable[..., 
     table = published(0.5)
     table[table["item_id"] != "i3"].to_csv("long.csv", index=False)
     assert scoring("--items", "run", "--published", "long.csv").code == 0
-    written = draw_item_compare(Path("run"))
+    written = draw_compare_items(Path("run"))
     found = pd.read_csv(written[2])
     assert len(found) == 8 + 6 and "i3" not in set(found["item_id"])
     np.testing.assert_allclose(found.loc[found["kind"] == "score", "difference"], 0.5)
-    pairs = read_table(Path("run"), "item_pairs.csv")
+    pairs = read_table(Path("run"), "compare_item_pairs.csv")
     with pytest.raises(MissingTable, match="both sides have"):
         pair_numbers(pairs[pairs["found_in"] == "ours"])
 
@@ -241,7 +237,7 @@ def dose_run(folder: Path, size: int, first: str = "aaaa") -> Path:
     steps = together(
         *(rollout(said, arm=arm, task=f"t{task}") for arm, said in arms.items() for task in range(8))
     )
-    per_rollout(steps).to_csv(folder / "rollouts.csv", index=False)
+    per_rollout(steps).to_csv(folder / "rollout.csv", index=False)
     heads = ",".join(f"L0H{head}" for head in range(size))
     entry = {
         "config": {"seed": 0}, "config_hash": config_hash({"seed": 0}), "command": "", "start": "", "end": "",
@@ -256,8 +252,8 @@ def test_rollouts_of_several_sizes_are_one_table_by_size(scoring: Callable[..., 
         dose_run(Path(f"hide{size}"), size)
     said = scoring("hide8", "hide4")
     assert said.code == 0, said.err
-    table = pd.read_csv("hide8/rollout_doses.csv")
-    assert tuple(table.columns) == schema.ROLLOUT_DOSES
+    table = pd.read_csv("hide8/compare_doses.csv")
+    assert tuple(table.columns) == schema.TABLES["compare_doses"]
     rows = table[table["metric"] == "repeat_per_chance"]
     assert rows[["change", "k", "n", "n_changed"]].to_numpy().tolist() == [
         ["knockout", 4, 8, 8],

@@ -21,7 +21,7 @@ def write(folder: Path, lo: float, hi: float) -> None:
     ]
     columns = ["method", "controls", "metric", "share", "ci_lo", "ci_hi", "control_lo", "control_hi"]
     table = pd.DataFrame(rows, columns=columns).assign(n=8, n_controls=3)
-    table.to_csv(folder / "carried.csv", index=False)
+    table.to_csv(folder / "joint.csv", index=False)
 
 
 def test_the_sentences_hold_the_numbers_of_log_p_and_of_random_heads(tmp_path: Path) -> None:

@@ -49,15 +49,15 @@ def test_all_scores_are_the_synthetic_ones_and_the_causal_ones_beside(shell: She
 def test_a_run_that_was_stopped_goes_on_with_the_next_sequence(shell: Shell) -> None:
     words = ("heads", *SMALL, "--scores", "all")
     shell.ran(*words)
-    whole, rows = shell.path("heads.csv").read_bytes(), shell.path("causal_copying.jsonl").read_text()
+    whole, rows = shell.path("heads.csv").read_bytes(), shell.path("heads_causal_copying.jsonl").read_text()
     assert [json.loads(line)["id"] for line in rows.splitlines()] == [
         f"{index}|{score}" for index in (0, 1) for score in CAUSAL_SCORES
     ]
     kept = "".join(rows.splitlines(keepends=True)[:3])
-    shell.path("causal_copying.jsonl").write_text(kept + rows.splitlines()[3][:20])  # a torn line
+    shell.path("heads_causal_copying.jsonl").write_text(kept + rows.splitlines()[3][:20])  # a torn line
     shell.ran(*words)
     assert (
-        shell.path("causal_copying.jsonl").read_text() == rows
+        shell.path("heads_causal_copying.jsonl").read_text() == rows
         and shell.path("heads.csv").read_bytes() == whole
     )
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from experiments.heads.ablation import Replacement
+from experiments.heads.control_sets import NamedSet, Sets
 from experiments.mechanism.joint import JointConfig, draws_of, kept, methods_of
 from experiments.mechanism.joint_controls import control_kinds, labelled
-from experiments.mechanism.joint_item import Decision, Sets, decision, elsewhere, item_rows
+from experiments.mechanism.joint_item import Decision, decision, elsewhere, item_rows
 from experiments.run.seeds import stream
 from experiments.run.session import Session
 from mech.engine.engine import Engine
@@ -55,7 +56,7 @@ def rows_of(at: Decision, sets: dict[str, Sets], puts: dict[str, Replacement]) -
 def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shell) -> None:
     said = shell.ran("joint", *words(shell))
     shell.ran("joint", *words(shell, "--engine", "reference"), out="slow")
-    rows, slow = shell.lines("joint_sets"), shell.lines("joint_sets", "slow")
+    rows, slow = shell.lines("joint"), shell.lines("joint", "slow")
     assert [row["id"] for row in rows] == [
         f"{one.item_id}|pre>neut|{how}" for one in SHORT for how in METHODS
     ]
@@ -67,7 +68,7 @@ def test_rows_are_those_of_full_forwards_and_shares_follow_from_them(shell: Shel
             assert set(values) == set(other["under"][key])
             for label, value in values.items():
                 assert abs(value - other["under"][key][label]) <= loose * NATS, (one["id"], key, label)
-    table = shell.table("carried")
+    table = shell.table("joint")
     assert (
         set(table["metric"]) == set(FORMS) and set(table["from"]) == {"pre"} and set(table["to"]) == {"neut"}
     )
@@ -141,14 +142,14 @@ def effect_on(row: dict, label: str) -> dict[str, float]:
 
 def test_draws_are_kept_one_by_one_and_their_mean_is_the_effect(shell: Shell) -> None:
     shell.ran("joint", *words(shell, "--methods", "resample"))
-    for row in shell.lines("joint_sets"):
+    for row in shell.lines("joint"):
         for key, values in row["under"].items():
             drawn = row["draws"][key]
             assert set(drawn) == {"top1", "top2"}  # a control is drawn once
             for label, draws in drawn.items():
                 assert len(draws) == 3 and len(set(draws)) > 1
                 assert values[label] == pytest.approx(sum(draws) / 3)
-    table = shell.table("carried")
+    table = shell.table("joint")
     assert (table["n_draws"] == 3).all() and (table["draw_sd"] > 0).all()
 
 
@@ -156,7 +157,7 @@ def test_the_whole_runs_metrics_are_the_contrasts(shell: Shell) -> None:
     session = session_of(shell)
     for item in SHORT:
         at = decision(session, item, PAIR, ["noise"])
-        [row] = rows_of(at, {"noise": {"top1": ("selected", HeadSet.parse("L0H0"))}}, {})
+        [row] = rows_of(at, {"noise": {"top1": NamedSet("top1", "selected", HeadSet.parse("L0H0"))}}, {})
         contrast = contrast_of(session.model, item, session.wording)
         scores = {name: at.clean[name, "neut"].score for name in contrast.candidates}
         terms = {term: row["whole"][f"{term}|neut"] for term in row["n_tokens"]}
@@ -174,7 +175,7 @@ def test_effects_are_the_differences_their_docstring_says() -> None:
 def test_all_heads_together_are_the_other_run_in_any_pair(shell: Shell) -> None:
     """With z of every head from the other run the MLPs follow: nothing is left of this one but the embedding."""
     session = session_of(shell)
-    everyone: Sets = {"top6": ("selected", all_heads(session.model))}
+    everyone: Sets = {"top6": NamedSet("top6", "selected", all_heads(session.model))}
     puts = {"zero": Replacement("zero")}
     methods = ["noise", "denoise", "zero"]
     for low, high in (PAIR, ("neut_other", "neut"), ("neut", "fail")):
@@ -229,21 +230,21 @@ def test_a_direction_moves_as_far_and_elsewhere_and_alike_where_runs_share_a_pos
 def test_two_pairs_share_a_folder_and_the_ablations_of_the_condition_they_share(shell: Shell) -> None:
     some = words(shell, "--methods", "noise,denoise,mean,resample,knockout")
     shell.once("joint", *some)
-    first = shell.lines("joint_sets")
+    first = shell.lines("joint")
     said = shell.ran("joint", *some, "--from", "neut_other", "--metric", "margin")
-    both = shell.lines("joint_sets")
+    both = shell.lines("joint")
     assert both[: len(first)] == first and any("neut_other → neut, margin" in line for line in said.out)
     shell.ran("joint", *some, "--from", "neut_other", out="alone")
-    alone = {row["id"]: row for row in shell.lines("joint_sets", "alone")}
+    alone = {row["id"]: row for row in shell.lines("joint", "alone")}
     for row in both[len(first) :]:
         for key, values in row["under"].items():
             assert values == pytest.approx(alone[row["id"]]["under"][key], abs=NATS)
         assert row["draws"].keys() == alone[row["id"]]["draws"].keys()
     assert shell.forwards("joint neut_other>neut")[0] < shell.forwards("joint neut_other>neut", "alone")[0]
-    table = shell.table("carried")
+    table = shell.table("joint")
     assert set(zip(table["from"], table["to"], strict=True)) == {PAIR, ("neut_other", "neut")}
     shell.ran("joint", *some)  # derives the tables of both again
-    assert shell.table("carried").equals(table)
+    assert shell.table("joint").equals(table)
 
 
 def test_knockout_needs_a_record_of_the_call_and_other_methods_do_not(shell: Shell) -> None:
@@ -257,9 +258,9 @@ def test_knockout_needs_a_record_of_the_call_and_other_methods_do_not(shell: She
 def test_items_without_a_reference_action_have_a_margin_over_their_distractors(shell: Shell) -> None:
     dump_items([replace(one, gold_action=None) for one in SHORT], shell.items)
     said = shell.ran("joint", *words(shell, "--methods", "noise"))
-    assert {row["references"] for row in shell.lines("joint_sets")} == {"distractors"}
+    assert {row["references"] for row in shell.lines("joint")} == {"distractors"}
     assert any("mean of their distractors" in line for line in said.out)
-    assert "margin" in set(shell.table("carried")["metric"])
+    assert "margin" in set(shell.table("joint")["metric"])
 
 
 def test_methods_are_asked_of_the_sets_that_the_options_say() -> None:
@@ -280,12 +281,12 @@ def test_methods_are_asked_of_the_sets_that_the_options_say() -> None:
 def test_a_killed_run_goes_on_and_other_sets_are_refused(shell: Shell) -> None:
     some = words(shell, "--methods", "noise,denoise,mean,resample,knockout")
     shell.once("joint", *some)
-    whole, table = shell.path("joint_sets.jsonl").read_bytes(), shell.path("carried.csv").read_bytes()
+    whole, table = shell.path("joint.jsonl").read_bytes(), shell.path("joint.csv").read_bytes()
     lines = whole.splitlines(keepends=True)
-    shell.path("joint_sets.jsonl").write_bytes(b"".join(lines[:8]) + lines[8][:30])
+    shell.path("joint.jsonl").write_bytes(b"".join(lines[:8]) + lines[8][:30])
     shell.ran("joint", *some)
-    assert shell.path("joint_sets.jsonl").read_bytes() == whole
-    assert shell.path("carried.csv").read_bytes() == table
+    assert shell.path("joint.jsonl").read_bytes() == whole
+    assert shell.path("joint.csv").read_bytes() == table
     shell("joint", *some, "--k", "3").sentence("other settings")
 
 
@@ -295,7 +296,7 @@ def test_matched_controls_and_fits_are_made_once_in_a_folder(
     kinds = "random,norm,damage,sink"
     some = words(shell, "--control-kinds", kinds, "--methods", "mean,optimal")
     shell.ran("joint", *some)
-    whole, fits = shell.path("joint_sets.jsonl").read_bytes(), shell.path("fits.jsonl").read_bytes()
+    whole, fits = shell.path("joint.jsonl").read_bytes(), shell.path("joint_fits.jsonl").read_bytes()
     about = shell.about("joint")
     assert any(
         "/norm" in label for label in about["provenance"]["sets"]
@@ -308,22 +309,22 @@ def test_matched_controls_and_fits_are_made_once_in_a_folder(
 
     for place in ("control_sets.head_norms", "ablation.fit_constants"):
         monkeypatch.setattr(f"experiments.heads.{place}", never)
-    shell.path("joint_sets.jsonl").write_bytes(b"")
+    shell.path("joint.jsonl").write_bytes(b"")
     shell.ran("joint", *some)
-    assert shell.path("joint_sets.jsonl").read_bytes() == whole
+    assert shell.path("joint.jsonl").read_bytes() == whole
     shell.ran("joint", *some, "--from", "neut_other")
     pair = shell.about("joint neut_other>neut")
     alone = shell.about("joint neut_other>neut", "alone")
     for name in ("sets", "displaced", "ratios", "not_reached"):
         assert pair["provenance"][name] == about["provenance"][name] == alone["provenance"][name]
     assert pair["config_hash"] == alone["config_hash"] and pair["extra"]["fitted"] == about["extra"]["fitted"]
-    assert shell.path("fits.jsonl").read_bytes() == fits
+    assert shell.path("joint_fits.jsonl").read_bytes() == fits
 
 
 def test_what_other_settings_have_made_is_not_taken(shell: Shell) -> None:
     some = words(shell, "--control-kinds", "random,norm", "--methods", "mean,optimal", "--limit", "1")
     shell.ran("joint", *some)
-    fits = len(shell.lines("fits"))
+    fits = len(shell.lines("joint_fits"))
     first = shell.about("joint")["provenance"]
     for pair, words_of in (("neut_other", ["--seed", "1"]), ("neut_matched", ["--controls", "3"])):
         other = [*some, "--from", pair, *words_of]
@@ -334,18 +335,18 @@ def test_what_other_settings_have_made_is_not_taken(shell: Shell) -> None:
         assert (
             here["ratios"] != first["ratios"]
         )  # else they would be the same sets, and nothing would be shown
-    before = len(shell.lines("fits"))
+    before = len(shell.lines("joint_fits"))
     slow = [*some, "--from", "neut_pad", "--engine", "reference"]
     shell.ran("joint", *slow)
-    assert len(shell.lines("fits")) == before + fits  # the other engine fits for itself
+    assert len(shell.lines("joint_fits")) == before + fits  # the other engine fits for itself
 
 
 def test_a_fit_of_other_heads_than_it_names_is_refused(shell: Shell) -> None:
     some = words(shell, "--control-kinds", "none", "--methods", "optimal", "--limit", "1")
     shell.ran("joint", *some)
-    rows = shell.lines("fits")
+    rows = shell.lines("joint_fits")
     name, values = next(iter(rows[0]["constants"].items()))
     for changed in ({}, {name: values[:-1]}):
         rows[0]["constants"] = changed if not changed else {**rows[0]["constants"], **changed}
-        shell.path("fits.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        shell("joint", *some).sentence("fits.jsonl", "delete that line")
+        shell.path("joint_fits.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        shell("joint", *some).sentence("joint_fits.jsonl", "delete that line")

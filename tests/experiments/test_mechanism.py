@@ -153,19 +153,19 @@ def test_the_whole_suite_runs_resumes_and_ends_in_one_table(shell: Shell) -> Non
     }
     assert set(zip(table["from"], table["to"], strict=True)) == {("pre", "neut"), ("neut_other", "neut")}
     assert set(table["metric"]) == {"logprob", "margin", "diverging"}
-    carried, removed = shell.table("carried"), shell.table("removed")
+    carried, removed = shell.table("joint"), shell.table("ablate_removed")
     here = "method == 'knockout' and k == 2 and metric == 'margin' and controls == 'sink'"
     assert table.query(here)["share"].tolist() == carried.query(here)["share"].tolist()
     assert len(table.query(here)) == 2  # pairs
     everywhere = table.query("where == 'all' and k == 2 and metric == 'logprob'").iloc[0]
     chosen = removed.query("kind == 'selected' and k == 2 and metric == 'logprob'")
     assert everywhere["share"] == chosen["share"].iloc[0]
-    for name in ("overlap", "agreement", "circuit", "placebos", "direct", "layers", "path", "attribution"):
+    for name in ("overlap", "agree", "circuit", "placebo", "direct", "layers", "path", "attribute"):
         assert len(shell.table(name)), name
-    assert set(shell.table("shares")["site"]) == {"z", "pattern", "k", "v"}
+    assert set(shell.table("patch")["site"]) == {"z", "pattern", "k", "v"}
     assert shell.path("mechanism.md").read_text().strip() in "\n".join(said.out)
     about = shell.about("mechanism")
     assert set(about["extra"]["seconds"]) == set(about["extra"]["planned_seconds"])
-    before = {name: shell.path(name).read_bytes() for name in ("mechanism.csv", "joint_sets.jsonl")}
+    before = {name: shell.path(name).read_bytes() for name in ("mechanism.csv", "joint.jsonl")}
     assert shell("mechanism", *words).code == 1
     assert {name: shell.path(name).read_bytes() for name in before} == before

@@ -94,14 +94,14 @@ def test_positions_that_do_not_correspond_are_refused(tiny_folder: FolderFactory
 
 def test_one_folder_holds_several_sites_and_pairs(shell: Shell) -> None:
     shell.ran("patch", *QUICK)
-    alone = shell.logprob("shares")
+    alone = shell.logprob("patch")
     shell.ran("patch", *QUICK, "--site", "v", "--at", "record", *MATCHED)
     shell.ran("patch", *QUICK, "--from", "neut", "--to", "fail")
     shell.ran("patch", *QUICK, "--site", "resid_pre")
     shell.ran("patch", *QUICK, "--site", "pattern")
     names = ["patch", "patch v record neut_matched>neut", "patch z candidate neut>fail"]
     assert [shell.about(name)["done"] for name in names] == [True] * 3
-    shares, effects = shell.logprob("shares"), shell.logprob("effects")
+    shares, effects = shell.logprob("patch"), shell.logprob("patch_effects")
     pd.testing.assert_frame_equal(
         shares.iloc[: len(alone)].astype({"kv_head": float, "head": int}), alone.astype({"kv_head": float})
     )
@@ -117,7 +117,7 @@ def test_one_folder_holds_several_sites_and_pairs(shell: Shell) -> None:
     assert values["head"].isna().all() and sorted(values["kv_head"].unique()) == [0, 1] and len(values) == 6
     layers = effects[effects["site"] == "resid_pre"]
     assert layers[["head", "kv_head"]].isna().all(axis=None) and sorted(layers["layer"]) == [0, 1, 2, 3]
-    joint = shell.logprob("redundancy")
+    joint = shell.logprob("patch_redundancy")
     assert set(joint["site"]) == {"z", "v", "pattern"}
     last = layers[layers["layer"] == 3].iloc[0]  # all that the final norm reads is the other run's answer
     assert last["share"] == pytest.approx(1.0, abs=1e-4)
@@ -146,7 +146,7 @@ def test_one_folder_holds_several_sites_and_pairs(shell: Shell) -> None:
 )
 def test_what_has_no_meaning_is_one_sentence(words: list[str], said: str, shell: Shell) -> None:
     shell("patch", "--limit", "1", "--k", "2", *words).sentence(said)
-    assert not shell.path("patches.jsonl").exists()
+    assert not shell.path("patch.jsonl").exists()
 
 
 def test_items_of_unequal_length_are_left_out_by_name(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,13 +157,13 @@ def test_items_of_unequal_length_are_left_out_by_name(shell: Shell, monkeypatch:
     said = shell.ran("patch", "--k", "2", "--site", "v", "--at", "record", *MATCHED, "--direction", "noise")
     assert any("1 items left out (garden-0): The record of item garden-0 has" in line for line in said.out)
     assert list(shell.about("patch v record neut_matched>neut")["extra"]["skipped"]) == ["garden-0"]
-    assert set(shell.logprob("effects")["item_id"]) == {"garden-1", "garden-2"}
+    assert set(shell.logprob("patch_effects")["item_id"]) == {"garden-1", "garden-2"}
 
 
 def test_a_screen_patches_the_heads_of_largest_pooled_estimate_and_says_what_it_left(shell: Shell) -> None:
     words = ["--k", "2", "--direction", "noise", "--limit", "2"]
     said = shell.ran("patch", *words, "--screen", "attribution:3")
-    estimates, effects = shell.logprob("estimates"), shell.logprob("effects")
+    estimates, effects = shell.logprob("patch_estimates"), shell.logprob("patch_effects")
     assert len(estimates) == 12 and estimates["patched"].sum() == 3
     largest = estimates.sort_values("estimate_nats", key=abs, ascending=False).head(3)
     assert largest["patched"].all()
@@ -173,7 +173,7 @@ def test_a_screen_patches_the_heads_of_largest_pooled_estimate_and_says_what_it_
     assert any("9 of 12 heads were not patched" in line and "saturated" in line for line in said.out)
     shell.ran("patch", *words, out="all")
     keys = ["item_id", "direction", "layer", "head"]
-    whole = shell.logprob("effects", "all").set_index(keys)["effect_nats"]
+    whole = shell.logprob("patch_effects", "all").set_index(keys)["effect_nats"]
     ours = effects.set_index(keys)["effect_nats"]
     np.testing.assert_allclose(ours, whole.loc[ours.index], rtol=0, atol=NATS)
     shell("patch", *words).sentence("other settings: screen")
@@ -185,7 +185,7 @@ def test_a_screen_patches_the_heads_of_largest_pooled_estimate_and_says_what_it_
     }
     assert "on 2 fully patched items a screen of 3 heads left out" in said_of["copy"]
     assert "saturated" in said_of["sem"]  # the table is of Δcopy
-    assert shell.logprob("estimates").groupby(["from", "to"])["patched"].sum().tolist() == [3, 3]
+    assert shell.logprob("patch_estimates").groupby(["from", "to"])["patched"].sum().tolist() == [3, 3]
 
 
 def test_direct_effects_add_up_and_name_their_roles(shell: Shell) -> None:
@@ -197,7 +197,7 @@ def test_direct_effects_add_up_and_name_their_roles(shell: Shell) -> None:
     np.testing.assert_allclose(copy["total_nats"], copy["direct_nats"] + copy["indirect_nats"], atol=1e-12)
     assert copy["role"].isna().all()  # one task tells nothing
     shell.ran("patch", "--k", "2", "--limit", "2")
-    shares = shell.logprob("shares").set_index(["direction", "layer", "head"])
+    shares = shell.logprob("patch").set_index(["direction", "layer", "head"])
     heads = copy[copy["kind"] == "head"].set_index(["direction", "layer", "head"])
     np.testing.assert_allclose(heads["total_share"], shares.loc[heads.index, "share"], atol=1e-4)
     assert (heads["direct_share"] - heads["total_share"]).abs().max() > 1e-3
@@ -209,9 +209,7 @@ def test_layers_are_those_of_patch_and_end_in_the_whole_answer(shell: Shell) -> 
     table = shell.logprob("layers")
     keys = ["direction", "layer"]
     mlp = table[table["site"] == "mlp_out"].set_index(keys)["share"]
-    np.testing.assert_allclose(
-        mlp, shell.logprob("shares").set_index(keys).loc[mlp.index, "share"], atol=1e-6
-    )
+    np.testing.assert_allclose(mlp, shell.logprob("patch").set_index(keys).loc[mlp.index, "share"], atol=1e-6)
     resid = table[table["site"] == "resid_pre"].set_index(keys)["share"]
     for direction in ("noise", "denoise"):
         assert resid[direction, 0] == 0.0  # the same tokens
@@ -265,8 +263,8 @@ def test_a_path_without_another_task_has_no_mean(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("study", "name", "words"),
     [
-        ("patch", "patches", ["--site", "k", "--at", "record", *MATCHED, "--k", "2", "--limit", "1"]),
-        ("patch", "estimates", ["--screen", "attribution:3", "--k", "2", "--limit", "1"]),
+        ("patch", "patch", ["--site", "k", "--at", "record", *MATCHED, "--k", "2", "--limit", "1"]),
+        ("patch", "patch_estimates", ["--screen", "attribution:3", "--k", "2", "--limit", "1"]),
         ("direct", "direct", ["--limit", "1"]),
         ("layers", "layers", ["--limit", "1"]),
         (
@@ -309,13 +307,13 @@ def test_items_without_a_reference_are_in_logprob_alone_and_the_report_says_so(s
     assert (
         "1 of 3 items have neither a reference action nor distractors" in text and "shares of margin:" in text
     )
-    shares = shell.table("shares").groupby("metric")["n"].first()
+    shares = shell.table("patch").groupby("metric")["n"].first()
     assert shares["logprob"] == shares["logprob_per_token"] == 3
     assert shares["margin"] == shares["diverging_per_token"] == 2
-    rows = {row["item_id"]: row for row in shell.lines("patches")}
+    rows = {row["item_id"]: row for row in shell.lines("patch")}
     assert set(rows["garden-1"]["delta"]) == {"failed", "diverging", "distractor0", "distractor1"}
     assert set(rows["garden-2"]["delta"]) == {"failed"}
-    effects = shell.table("effects")
+    effects = shell.table("patch_effects")
     own = effects[(effects["item_id"] == "garden-1") & (effects["metric"] == "margin")]
     for row in own.itertuples():
         sums = {name: parts[f"L{row.layer}H{row.head}"] for name, parts in rows["garden-1"]["heads"].items()}
@@ -331,7 +329,7 @@ def test_items_without_a_reference_are_in_logprob_alone_and_the_report_says_so(s
 def test_a_screen_by_another_metric_is_another_setting_and_ranks_by_its_estimates(shell: Shell) -> None:
     words = ["--k", "2", "--direction", "denoise", "--limit", "2", "--screen", "attribution:3"]
     shell.ran("patch", *words, "--metric", "margin")
-    estimates = shell.table("estimates").query("metric == 'margin'")
+    estimates = shell.table("patch_estimates").query("metric == 'margin'")
     largest = estimates.sort_values("estimate_nats", key=abs, ascending=False).head(3)
     assert largest["patched"].all() and estimates["patched"].sum() == 3
     shell("patch", *words).sentence("other settings: screen_metric")

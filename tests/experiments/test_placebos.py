@@ -12,7 +12,7 @@ import torch
 from scipy.stats import t
 
 from experiments.mechanism.placebo import self_patches, shuffled_heads, verdict
-from experiments.run.schema import PLACEBOS
+from experiments.run.schema import TABLES
 from experiments.run.session import Session
 from mech.engine.engine import Engine
 from mech.errors import InputError
@@ -22,7 +22,6 @@ from mech.interventions.intervention import Edit
 from mech.load import load_model, load_redrawn
 from mech.models.model import Model
 from mech.patching.patch import all_heads, patch_in_full, patch_sets
-from probes.effects import placebo_checks
 from probes.effects.placebo_checks import ROUNDING, placebo_table
 from probes.items.item import Item, dump_items
 from probes.prompts.wording import load_wording
@@ -67,14 +66,14 @@ def test_every_placebo_behaves_on_an_induction_model(shell: Shell, monkeypatch: 
     dump_items(garden(0, 2, tasks=3), shell.items)
     words = ["--model", folder, "--top", "1", "--where", "candidate", "--shuffles", "19", "--controls", "0"]
     said = shell.ran("placebo", *words)
-    assert tuple(shell.table("placebos").columns) == PLACEBOS == placebo_checks.PLACEBOS
-    every = shell.table("placebos")
+    assert tuple(shell.table("placebo").columns) == TABLES["placebo"]
+    every = shell.table("placebo")
     assert set(every["metric"]) == set(FORMS)
     table = every[every["metric"] == "logprob"].set_index("what")
     assert table["passed"].all() and table["alive"].all() and table["powered"].all() and len(table) == 10
-    own = {row["heads"] for row in shell.lines("placebos") if row["part"] == "redrawn_own"}
+    own = {row["heads"] for row in shell.lines("placebo") if row["part"] == "redrawn_own"}
     assert own == {shell.about("placebo")["extra"]["redrawn_heads"]}
-    rows = {(row["part"], row["item_id"]): row["values"] for row in shell.lines("placebos")}
+    rows = {(row["part"], row["item_id"]): row["values"] for row in shell.lines("placebo")}
     noised = [rows["noised", item.item_id] for item in garden(0, 2, tasks=3)]
     real = [rows["whole", item.item_id] for item in garden(0, 2, tasks=3)]
     lost = sum(one["neut"] - one["selected"] for one in noised) / sum(
@@ -90,9 +89,9 @@ def test_every_placebo_behaves_on_an_induction_model(shell: Shell, monkeypatch: 
     assert any("every placebo behaves" in line for line in said.out)
     # Resumed: nothing is measured again, not even the placebo model is made.
     monkeypatch.setattr("experiments.run.session.load_redrawn", lambda *_, **__: pytest.fail("made again"))
-    before = shell.path("placebos.jsonl").read_bytes()
+    before = shell.path("placebo.jsonl").read_bytes()
     shell.ran("placebo", *words)
-    assert shell.path("placebos.jsonl").read_bytes() == before
+    assert shell.path("placebo.jsonl").read_bytes() == before
     # Two clusters have no interval: nothing is shown, and that is what is said.
     few = shell("placebo", *words, "--cluster", "template")
     assert few.code == 1 and any(line.startswith("cannot show anything (fewer than 6") for line in few.out)
@@ -102,7 +101,7 @@ def test_a_dead_instrument_fails_though_every_placebo_finds_nothing(shell: Shell
     dump_items(garden(0, 1, 2, tasks=3), shell.items)
     said = shell("placebo", "--top", "2", "--shuffles", "2", "--controls", "2")
     assert said.code == 1 and not said.err
-    every = shell.table("placebos")
+    every = shell.table("placebo")
     table = every[every["metric"] == "logprob"].set_index("what")
     assert len(table) == 11
     assert not table.loc["redrawn_copy", "alive"] and not table.loc["redrawn_copy", "passed"]
@@ -394,7 +393,7 @@ def test_one_task_shows_nothing_and_a_missing_part_is_named() -> None:
     assert not table.drop(index=patched)["passed"].any()
     with pytest.raises(InputError, match="lack 'run' of the part 'self'"):
         placebo_table(rows().query("name != 'run'"), lambda name: np.random.default_rng(0), 100)
-    with pytest.raises(InputError, match="stands twice"):
+    with pytest.raises(InputError, match="occurs twice"):
         placebo_table(pd.concat([rows(), rows().head(1)]), lambda name: np.random.default_rng(0), 100)
 
 

@@ -33,8 +33,8 @@ def test_every_decision_point_is_scored_under_every_arm(shell: Shell) -> None:
     words = ("--harness", "verbatim", "--change", "none,ablate", "--how", "zero", "--heads", HEADS)
     shell.ran("rollout", *words, *SMALL, "--first", "given")
     shell.ran("predict", "--ablate", f"{HEADS}@how=zero")
-    points = shell.lines("decisions")
-    steps = {row["id"]: row for row in shell.lines("steps")}
+    points = shell.lines("predict")
+    steps = {row["id"]: row for row in shell.lines("rollout")}
     assert {(row["change"], row["ablation"]) for row in points} == {
         (change, label) for change in ("none", "ablate") for label in ("none", LABEL)
     }
@@ -48,7 +48,7 @@ def test_every_decision_point_is_scored_under_every_arm(shell: Shell) -> None:
         [score] = reference.score(model, [Query(tuple(steps[row["step"]]["prompt_ids"]), action, under)])
         assert row["logp_fail_exact"] == pytest.approx(score.total, abs=NATS)
         assert -row["G"] == pytest.approx(row["copy"] + row["sem"], abs=FP64 * 10)
-    for name in ("predict", "calibration"):
+    for name in ("predict", "predict_calibration"):
         table = shell.table(name)
         assert set(table["ablation"]) == {"none", LABEL} and set(table["arm"]) == {
             "verbatim",
@@ -67,7 +67,7 @@ def test_without_arms_the_points_and_tables_are_those_of_the_whole_model(shell: 
     words = ("--harness", "verbatim", "--change", "none,ablate", "--how", "zero", "--heads", HEADS)
     shell.ran("rollout", *words, *SMALL, "--first", "given")
     shell.ran("predict")
-    assert {(row["change"], row["ablation"]) for row in shell.lines("decisions")} == {("none", "none")}
+    assert {(row["change"], row["ablation"]) for row in shell.lines("predict")} == {("none", "none")}
     assert not shell.path("predict_arms.csv").exists()
     shell("predict", "--ablate", "L0H1@how=zero").sentence("other settings", "ablate")
 

@@ -23,8 +23,7 @@ from mech.errors import InputError
 from probes.effects import attribution, dose
 from probes.effects import direct as direct_shares
 from probes.effects import shares as effects
-from probes.measures import manipulations, measures
-from probes.stats import bootstrap as stats
+from probes.measures import measures
 from probes.stats import layout
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -177,7 +176,7 @@ def test_two_writers_at_once_are_refused_and_kill_9_frees_the_folder(tmp_path: P
 
 def _score_row(row_id: str, **columns: Any) -> dict[str, Any]:
     numbers = {"logprob": -1.5, "n_tokens": 3, "is_greedy": False}
-    return {**dict.fromkeys(records.SCORES, "x"), **numbers, "id": row_id, **columns}
+    return {**dict.fromkeys(records.ROWS["scores"], "x"), **numbers, "id": row_id, **columns}
 
 
 def test_rows_come_back_exactly(tmp_path: Path) -> None:
@@ -187,26 +186,26 @@ def test_rows_come_back_exactly(tmp_path: Path) -> None:
         for i, x in enumerate(numbers)
     ]
     with _open(tmp_path) as run:
-        run.append_all("patch", written[:100])
+        run.append_all("any", written[:100])
         for row in written[100:]:
-            run.append("patch", row)
-        assert run.rows("patch").to_dict("records") == written
+            run.append("any", row)
+        assert run.rows("any").to_dict("records") == written
     with _open(tmp_path) as run:
-        assert run.rows("patch").to_dict("records") == written
-        assert run.done_ids("patch") == {row["id"] for row in written}
+        assert run.rows("any").to_dict("records") == written
+        assert run.done_ids("any") == {row["id"] for row in written}
         assert run.rows("nothing").empty and run.done_ids("nothing") == set()
 
 
 def test_a_row_exists_once(tmp_path: Path) -> None:
     with _open(tmp_path) as run:
-        run.append("patch", _row("a"))
+        run.append("any", _row("a"))
         for rows in ([_row("a")], [_row("b"), _row("b")], [_row("c"), _row("a")]):
             with pytest.raises(InputError, match="already"):
-                run.append_all("patch", rows)
+                run.append_all("any", rows)
     with _open(tmp_path) as run:
         with pytest.raises(InputError, match="already"):
-            run.append("patch", _row("a"))
-        assert run.done_ids("patch") == {"a"}
+            run.append("any", _row("a"))
+        assert run.done_ids("any") == {"a"}
 
 
 @pytest.mark.parametrize(
@@ -215,16 +214,16 @@ def test_a_row_exists_once(tmp_path: Path) -> None:
 def test_a_number_that_is_not_finite_is_refused_by_name(tmp_path: Path, bad: Any) -> None:
     with _open(tmp_path) as run:
         with pytest.raises(InputError, match=r"Row 'a' .* at 'logprob"):
-            run.append("patch", _row("a", logprob=bad))
-        run.append("patch", _row("a", logprob=None))
-        assert len(run.rows("patch")) == 1
+            run.append("any", _row("a", logprob=bad))
+        run.append("any", _row("a", logprob=None))
+        assert len(run.rows("any")) == 1
 
 
 def test_numpy_values_are_written_as_numbers(tmp_path: Path) -> None:
     with _open(tmp_path) as run:
         row = _row("a", n=np.int64(3), ok=np.bool_(True), x=np.float32(0.5), tokens=np.arange(2))
-        run.append("patch", row)
-    text = (tmp_path / "patch.jsonl").read_text()
+        run.append("any", row)
+    text = (tmp_path / "any.jsonl").read_text()
     assert json.loads(text) == {"id": "a", "value": 1.5, "n": 3, "ok": True, "x": 0.5, "tokens": [0, 1]}
 
 
@@ -236,7 +235,7 @@ def test_a_score_row_without_a_column_of_the_schema_is_refused(tmp_path: Path) -
             run.append("scores", row)
         for bad in ({}, {"id": ""}, {"id": 3}):
             with pytest.raises(InputError, match="no id"):
-                run.append("patch", bad)
+                run.append("any", bad)
         assert not (tmp_path / "scores.jsonl").exists()
 
 
@@ -245,55 +244,55 @@ def test_a_score_row_without_a_column_of_the_schema_is_refused(tmp_path: Path) -
 )
 def test_a_torn_tail_is_cut_off_and_the_row_done_again(tmp_path: Path, torn: bytes) -> None:
     with _open(tmp_path) as run:
-        run.append_all("patch", [_row("a"), _row("b")])
-    whole = (tmp_path / "patch.jsonl").read_bytes()
-    with open(tmp_path / "patch.jsonl", "ab") as file:
+        run.append_all("any", [_row("a"), _row("b")])
+    whole = (tmp_path / "any.jsonl").read_bytes()
+    with open(tmp_path / "any.jsonl", "ab") as file:
         file.write(torn)
     with _open(tmp_path) as run:
-        assert run.done_ids("patch") == {"a", "b"}
-        assert (tmp_path / "patch.jsonl").read_bytes() == whole
-        run.append("patch", _row("c"))
-        assert run.rows("patch")["id"].tolist() == ["a", "b", "c"]
+        assert run.done_ids("any") == {"a", "b"}
+        assert (tmp_path / "any.jsonl").read_bytes() == whole
+        run.append("any", _row("c"))
+        assert run.rows("any")["id"].tolist() == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("bad", ['{"id": "b"', "[1]", '{"value": 1}', '{"id": "b", "value": NaN}', ""])
 def test_a_broken_line_in_the_middle_is_named_and_nothing_is_cut(tmp_path: Path, bad: str) -> None:
     _open(tmp_path).close()
     text = f'{{"id": "a"}}\n{bad}\n{{"id": "c"}}\n'
-    (tmp_path / "patch.jsonl").write_text(text)
-    with _open(tmp_path) as run, pytest.raises(InputError, match=r"patch.jsonl, line 2,"):
-        run.done_ids("patch")
-    assert (tmp_path / "patch.jsonl").read_text() == text
+    (tmp_path / "any.jsonl").write_text(text)
+    with _open(tmp_path) as run, pytest.raises(InputError, match=r"any.jsonl, line 2,"):
+        run.done_ids("any")
+    assert (tmp_path / "any.jsonl").read_text() == text
 
 
 def test_only_one_line_is_ever_cut_off(tmp_path: Path) -> None:
     _open(tmp_path).close()
     text = '{"id": "a"}\n{"id": "b"\n{"id": "c", "val'
-    (tmp_path / "patch.jsonl").write_text(text)
+    (tmp_path / "any.jsonl").write_text(text)
     with _open(tmp_path) as run, pytest.raises(InputError, match="line 2,"):
-        run.done_ids("patch")
-    assert (tmp_path / "patch.jsonl").read_text() == text
+        run.done_ids("any")
+    assert (tmp_path / "any.jsonl").read_text() == text
 
 
 def test_a_row_that_stands_twice_in_a_file_is_named(tmp_path: Path) -> None:
     _open(tmp_path).close()
-    (tmp_path / "patch.jsonl").write_text('{"id": "a"}\n{"id": "b"}\n{"id": "a"}\n')
+    (tmp_path / "any.jsonl").write_text('{"id": "a"}\n{"id": "b"}\n{"id": "a"}\n')
     with _open(tmp_path) as run, pytest.raises(InputError, match="line 3, repeats the row 'a'"):
-        run.rows("patch")
+        run.rows("any")
 
 
 WRITER = """
-done = run.done_ids('patch')
+done = run.done_ids('any')
 for i in range(100000):
     if f'r{i}' not in done:
-        run.append('patch', {'id': f'r{i}', 'text': 'x' * (3000 if i % 2 else 3)})
+        run.append('any', {'id': f'r{i}', 'text': 'x' * (3000 if i % 2 else 3)})
         print(f'r{i}', flush=True)
 """
 
 
 def test_kill_9_loses_no_row_and_doubles_no_row(tmp_path: Path) -> None:
     run_folder, acknowledged = tmp_path / "run", tmp_path / "acknowledged"
-    path = run_folder / "patch.jsonl"
+    path = run_folder / "any.jsonl"
     for _ in range(3):
         before = path.stat().st_size if path.exists() else 0
         with open(acknowledged, "ab") as stdout:
@@ -306,7 +305,7 @@ def test_kill_9_loses_no_row_and_doubles_no_row(tmp_path: Path) -> None:
         with open(path, "ab") as file:  # the kernel takes a row whole, so the tear is made by hand
             file.write(b'{"id": "r99999", "text": "xx')
         with _open(run_folder) as run:
-            ids = run.rows("patch")["id"].tolist()
+            ids = run.rows("any")["id"].tolist()
         assert ids == [f"r{i}" for i in range(len(ids))]
         written = acknowledged.read_text().split()
         assert len(written) > 0 and set(written) <= set(ids)
@@ -315,24 +314,24 @@ def test_kill_9_loses_no_row_and_doubles_no_row(tmp_path: Path) -> None:
 FILL = """
 import resource
 from mech.errors import InputError
-run.append_all('patch', [{'id': 'kept', 'text': 'x' * 1000}])
+run.append_all('any', [{'id': 'kept', 'text': 'x' * 1000}])
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 for _ in range(2):
     try:
-        run.append('patch', {'id': 'lost', 'text': 'y' * 1500})
+        run.append('any', {'id': 'lost', 'text': 'y' * 1500})
     except InputError as error:
         print(error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10**9, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-run.append('patch', {'id': 'after'})
+run.append('any', {'id': 'after'})
 """
 
 
 def test_a_full_disk_is_one_sentence_and_keeps_the_rows_so_far(tmp_path: Path) -> None:
     result = subprocess.run(_script(FILL, tmp_path), cwd=ROOT, capture_output=True, text=True, check=True)
     lines = result.stdout.splitlines()
-    assert len(lines) == 2 and all("patch.jsonl" in line and "rows so far are kept" in line for line in lines)
+    assert len(lines) == 2 and all("any.jsonl" in line and "rows so far are kept" in line for line in lines)
     with _open(tmp_path) as run:
-        assert run.done_ids("patch") == {"kept", "after"}
+        assert run.done_ids("any") == {"kept", "after"}
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
@@ -368,13 +367,32 @@ def test_a_table_reads_back_exactly_and_equal_tables_are_equal_bytes(tmp_path: P
 def test_a_table_of_another_shape_or_with_an_infinite_number_is_refused(tmp_path: Path) -> None:
     with _open(tmp_path) as run:
         kept = run.write_table("measures", _table([1.0])).read_bytes()
-        with pytest.raises(InputError, match="model, env, item_id"):
+        with pytest.raises(InputError, match="lacks the columns env, item_id"):
             run.write_table("measures", _table([1.0])[["value", "model"]])
         with pytest.raises(InputError, match="infinite"):
             run.write_table("measures", _table([math.inf]))
         assert (tmp_path / "measures.csv").read_bytes() == kept
         with pytest.raises(InputError, match=r"heads.csv does not exist"):
             run.read_table("heads")
+
+
+def test_a_row_file_of_an_old_name_is_refused_with_the_new_one(tmp_path: Path) -> None:
+    with _open(tmp_path):
+        pass
+    (tmp_path / "patches.jsonl").touch()
+    with pytest.raises(InputError, match=r"patches\.jsonl has another name now: rename it to patch\.jsonl"):
+        _open(tmp_path)
+
+
+def test_columns_come_in_the_order_of_the_schema_and_a_frame_without_rows_needs_none(tmp_path: Path) -> None:
+    with _open(tmp_path) as run:
+        first = run.write_table("measures", _table([1.0])).read_bytes()
+        turned = _table([1.0]).iloc[:, ::-1].assign(more=1)
+        run.write_table("measures", turned)
+        assert tuple(run.read_table("measures").columns) == (*records.TABLES["measures"], "more")
+        assert run.write_table("measures", turned.drop(columns="more")).read_bytes() == first
+        run.write_table("measures", pd.DataFrame())
+        assert (tmp_path / "measures.csv").read_text() == ",".join(records.TABLES["measures"]) + "\n"
 
 
 def test_head_tables_may_add_score_columns(tmp_path: Path) -> None:
@@ -385,17 +403,15 @@ def test_head_tables_may_add_score_columns(tmp_path: Path) -> None:
 
 
 def test_the_frames_of_probes_have_the_columns_of_the_schema() -> None:
-    assert measures.COLUMNS == records.MEASURES
-    assert (*layout.KEYS, "condition", "candidate", *layout.VALUES) == records.SCORES[1:]
-    assert manipulations.LENGTH_MATCH == records.TABLES["length_match"]
-    assert ("metric", *attribution.ATTRIBUTION) == records.TABLES["attribution"]
-    assert ("metric", *attribution.SCREENING) == records.TABLES["screening"]
-    assert ("metric", *attribution.NEGATIVES) == records.TABLES["false_negatives"]
-    assert ("metric", *attribution.MISSES) == records.TABLES["screen_misses"]
-    assert stats.SUMMARY == records.SUMMARY
-    assert ("metric", *effects.EFFECTS) == records.EFFECTS[: len(effects.EFFECTS) + 1]
+    assert measures.COLUMNS == records.TABLES["measures"]
+    assert (*layout.KEYS, "condition", "candidate", *layout.VALUES) == records.ROWS["scores"][1:]
+    assert ("metric", *attribution.ATTRIBUTION) == records.TABLES["attribute"]
+    assert ("metric", *attribution.SCREENING) == records.TABLES["attribute_screening"]
+    assert ("metric", *attribution.NEGATIVES) == records.TABLES["attribute_false_negatives"]
+    assert ("metric", *attribution.MISSES) == records.TABLES["attribute_screen_misses"]
+    assert ("metric", *effects.EFFECTS) == records.TABLES["patch_effects"][: len(effects.EFFECTS) + 1]
     assert ("metric", *direct_shares.DIRECT, "family_size", "from", "to") == records.TABLES["direct"]
     assert ("metric", "site", "direction", "layer", *effects.SHARE_CELLS, "from", "to") == records.TABLES[
         "layers"
     ]
-    assert ("how", "metric", *dose.ABLATION) == records.ABLATION
+    assert ("how", "metric", *dose.ABLATION) == records.TABLES["ablate"]

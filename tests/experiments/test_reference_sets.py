@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments.heads.ablation import MIN_REFERENCE, reference_set
-from experiments.heads.reference_sets import ReferenceOptions
+from experiments.heads.reference_sets import MIN_REFERENCE, ReferenceOptions, reference_set
 from experiments.run.seeds import py_stream, stream
 from experiments.run.session import Session
 from experiments.run.study import REFERENCE_SIZE, ReferenceFile, reference_items
@@ -50,7 +49,7 @@ def test_a_file_without_other_tasks_is_refused_and_says_what_to_name(
         "--reference-items FILE", str(shell.items)
     )
     assert "has 0 items of other tasks" in said and "takes 16 at least" in said
-    assert not shell.path("scores.jsonl").exists() and not shell.path("ablations.jsonl").exists()
+    assert not shell.path("scores.jsonl").exists() and not shell.path("ablate.jsonl").exists()
 
 
 def test_the_measured_items_in_any_disguise_are_no_reference(shell: Shell) -> None:

@@ -245,7 +245,7 @@ def test_what_serves_every_question_alike_and_what_does_not(session: Session) ->
         else:
             where = "candidate" if how == "optimal" else "all"
             [one] = put.interventions(HEADS, where, scoring)
-            assert one.fingerprint == put.intervention(HEADS, options(where=where)).fingerprint
+            assert one.fingerprint == put.fixed(HEADS, where).fingerprint
     with pytest.raises(InputError, match="is not a way"):
         replacement(session, options(), how="median")
     with pytest.raises(InputError, match="needs a reference set"):

@@ -21,14 +21,14 @@ from envs.toolshed import Toolshed
 from experiments.cli import main
 from experiments.rollout import predict as predict_repeats
 from experiments.rollout.arms import CHANGES, parse_changes
-from experiments.rollout.copies import with_copies
 from experiments.rollout.environments import REPLY_TOKENS
 from experiments.rollout.policy import ModelPolicy
 from experiments.rollout.predict import PREDICTORS
+from experiments.rollout.rollout import with_copies
 from experiments.rollout.text import SHOWN, rollout_text
-from experiments.run.places import checkpoint_cache
+from experiments.run.item_pools import checkpoint_cache
 from experiments.run.run_folder import RunFolder
-from experiments.run.schema import STEPS
+from experiments.run.schema import ROWS
 from experiments.run.seeds import py_stream
 from mech.decoding.bans import Proposal, token_bans
 from mech.decoding.decode import Decoding, decode_uncached
@@ -63,15 +63,15 @@ def short_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_step_is_kept_with_all_that_led_to_it(shell: Shell) -> None:
     said = shell.ran("rollout", "--harness", "verbatim,verbatim+ban", "--detectors", "2,4,6", *SMALL)
-    rows = shell.lines("steps")
-    assert all(set(STEPS) <= set(row) for row in rows)
+    rows = shell.lines("rollout")
+    assert all(set(ROWS["rollout"]) <= set(row) for row in rows)
     assert {row["arm"] for row in rows} == {"verbatim", "verbatim+ban"}
     for row in rows:
         assert row["stop"] and row["kind"] and row["n_prompt_tokens"] == len(row["prompt_ids"])
         assert len(row["token_ids"]) == len(row["token_logprobs"]) == row["n_new_tokens"] >= 1
         assert row["first_top"][0][2] <= 0 and len(row["first_top"]) == 5
     assert "readable" in said.out[1] and "at their floor" in " ".join(said.out)
-    for name in ("rollouts", "rollout_rates", "rollout_contrasts", "survival"):
+    for name in ("rollout", "rollout_rates", "rollout_contrasts", "rollout_survival"):
         assert len(shell.table(name))
     for row in rows:
         found = Toolshed().extract(row["raw"])
@@ -83,7 +83,7 @@ def test_every_step_is_kept_with_all_that_led_to_it(shell: Shell) -> None:
     edited = shell.table("rollout_extractions")
     counts = Counter((row["arm"], edit) for row in rows for edit in row["extraction"])
     assert dict(zip(zip(edited["arm"], edited["edit"], strict=True), edited["n"], strict=True)) == counts
-    rollouts = shell.table("rollouts")
+    rollouts = shell.table("rollout")
     assert {"same_action_error_2", "same_observation_4", "alternating_6"} <= set(rollouts.columns)
     assert len(rollouts) == 4 and not rollouts.duplicated(["arm", "task_id", "sample"]).any()
     assert sum(row["last"] for row in rows) == 4
@@ -105,7 +105,7 @@ def test_a_row_s_turn_is_what_full_forwards_write_under_the_same_change(shell: S
         "ablate-random0": PersistentIntervention(scale_heads(drawn, 0.0, "all")),
         "knockout-random0": PersistentIntervention(knockout_heads=drawn),
     }
-    every = shell.lines("steps")
+    every = shell.lines("rollout")
     rows = [row for row in every if row["index"] in (1, 3)]
     assert {row["change"] for row in rows} == set(persistent_kinds)
     first: dict[tuple[str, int], list[float]] = {}
@@ -174,15 +174,15 @@ def test_a_killed_run_ends_with_the_bytes_of_an_unkilled_one(
     with monkeypatch.context() as patch:
         kill_after(patch, 3)
         assert shell("rollout", *words, out="killed").code == 130
-    rows = (shell.tmp / "killed" / "steps.jsonl").read_bytes()
-    assert rows and whole["steps.jsonl"].startswith(rows) and rows != whole["steps.jsonl"]
+    rows = (shell.tmp / "killed" / "rollout.jsonl").read_bytes()
+    assert rows and whole["rollout.jsonl"].startswith(rows) and rows != whole["rollout.jsonl"]
     # Killed again, this time in the middle of a row of an unfinished rollout.
     with monkeypatch.context() as patch:
         kill_after(patch, 2)
         assert shell("rollout", *words, out="killed").code == 130
-    longer = (shell.tmp / "killed" / "steps.jsonl").read_bytes()
+    longer = (shell.tmp / "killed" / "rollout.jsonl").read_bytes()
     cut = longer.rindex(b"\n", 0, -1) + 40
-    (shell.tmp / "killed" / "steps.jsonl").write_bytes(longer[:cut])
+    (shell.tmp / "killed" / "rollout.jsonl").write_bytes(longer[:cut])
     shell.ran("rollout", *words, out="killed")
     assert tables_and_rows(shell.tmp / "killed") == whole
 
@@ -207,7 +207,7 @@ def test_what_is_finished_is_not_done_again_and_other_settings_are_refused(
 def test_samples_have_the_same_draws_in_every_arm_and_differ_among_themselves(shell: Shell) -> None:
     shell.ran("rollout", "--harness", "verbatim,abstract", "--temperature", "1", "--samples", "3", *SMALL)
     firsts: dict[str, dict[str, Any]] = {"verbatim": {}, "abstract": {}}
-    for row in shell.lines("steps"):
+    for row in shell.lines("rollout"):
         if row["index"] == 0:
             firsts[row["arm"]][row["task_id"], row["sample"]] = row["token_ids"]
     assert firsts["verbatim"] == firsts["abstract"]
@@ -217,7 +217,7 @@ def test_samples_have_the_same_draws_in_every_arm_and_differ_among_themselves(sh
 @pytest.mark.parametrize("level", ["string", "canonical"])
 def test_under_a_ban_no_text_is_written_twice(shell: Shell, level: str) -> None:
     shell.ran("rollout", "--harness", "drop,drop+ban", "--ban", level, *SMALL)
-    rows = [row for row in shell.lines("steps") if row["kind"] != "ok"]
+    rows = [row for row in shell.lines("rollout") if row["kind"] != "ok"]
     for arm, repeats in (("drop", True), ("drop+ban", False)):
         per_task: dict[str, list[str]] = {}
         for row in rows:
@@ -236,20 +236,20 @@ def test_under_a_ban_no_text_is_written_twice(shell: Shell, level: str) -> None:
 
 def test_a_given_first_call_is_the_same_in_every_arm_and_counts_for_nobody(shell: Shell) -> None:
     shell.ran("rollout", "--harness", "verbatim,abstract", "--first", "given", *SMALL)
-    given = [row for row in shell.lines("steps") if row["given"]]
+    given = [row for row in shell.lines("rollout") if row["given"]]
     assert {row["index"] for row in given} == {0} and len(given) == 4
     assert len({(row["task_id"], row["action"]) for row in given}) == 2
     assert all(
         row["kind"] == "failed" and row["stop"] == "given" and row["n_new_tokens"] == 0 for row in given
     )
-    assert set(shell.table("rollouts")["n_steps"]) == {3}
-    assert (shell.table("survival").query("t == 0")["at_risk"] == 2).all()
+    assert set(shell.table("rollout")["n_steps"]) == {3}
+    assert (shell.table("rollout_survival").query("t == 0")["at_risk"] == 2).all()
 
 
 def test_a_leftover_that_does_not_fit_the_rollout_is_refused(shell: Shell) -> None:
     words = ("--harness", "verbatim", *SMALL)
     shell.ran("rollout", *words)
-    path = shell.path("steps.jsonl")
+    path = shell.path("rollout.jsonl")
     lines = path.read_text().splitlines(keepends=True)
     first = json.loads(lines[3])  # the second task's first step, and no last step behind it
     first["action"] = "other"
@@ -339,28 +339,28 @@ def test_every_arm_at_its_floor_is_named_and_what_success_cannot_show_is_said() 
 def test_programs_are_rolled_out_and_predicted_too(shell: Shell) -> None:
     words = ("--env", "coderepair", "--tasks", "1", "--steps", "1", "--tokens", "4", "--quiet")
     shell.ran("rollout", *words, "--harness", "verbatim,verbatim+ban", "--first", "given")
-    assert {row["env"] for row in shell.lines("steps")} == {"coderepair"}
+    assert {row["env"] for row in shell.lines("rollout")} == {"coderepair"}
     shell.ran("predict")
-    assert len(shell.lines("decisions")) == 1
+    assert len(shell.lines("predict")) == 1
 
 
 def test_a_transcript_that_fills_the_model_ends_the_rollout_with_that_outcome(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shell.ran("rollout", "--harness", "verbatim", *SMALL)
-    longest = max(row["n_prompt_tokens"] for row in shell.lines("steps"))
+    longest = max(row["n_prompt_tokens"] for row in shell.lines("rollout"))
     monkeypatch.setattr(Model, "n_positions", longest + 4)
     shell.ran("rollout", "--harness", "verbatim", *SMALL, out="full")
-    last = [row for row in shell.lines("steps", "full") if row["kind"] == "no_room"]
+    last = [row for row in shell.lines("rollout", "full") if row["kind"] == "no_room"]
     assert last and all(row["end"] == row["stop"] == "no_room" and row["last"] for row in last)
-    assert "no_room" in set(shell.table("rollouts", "full")["end"])
+    assert "no_room" in set(shell.table("rollout", "full")["end"])
 
 
 def test_a_step_says_that_its_transcript_is_longer_than_any_in_training(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shell.ran("rollout", "--harness", "verbatim", *SMALL)
-    rows = shell.lines("steps")
+    rows = shell.lines("rollout")
     lengths = [row["n_prompt_tokens"] + row["n_new_tokens"] for row in rows]
     trained = sorted(set(lengths))[0]
     cached = checkpoint_cache()
@@ -368,15 +368,15 @@ def test_a_step_says_that_its_transcript_is_longer_than_any_in_training(
     monkeypatch.setattr(model.hf_config, "max_position_embeddings", trained)
     shell.ran("rollout", "--harness", "verbatim", *SMALL, out="long")
     note = f"longer than the {trained} positions that the model was trained for"
-    found = [note in row["notes"] for row in shell.lines("steps", "long")]
+    found = [note in row["notes"] for row in shell.lines("rollout", "long")]
     assert found == [length > trained for length in lengths] and True in found and False in found
 
 
 def test_predictions_are_of_the_prompts_that_the_model_saw(shell: Shell) -> None:
     shell.ran("rollout", "--harness", "verbatim,verbatim+instr,abstract", "--first", "given", *SMALL)
     shell.ran("predict")
-    rows = {row["id"]: row for row in shell.lines("steps")}
-    points = shell.lines("decisions")
+    rows = {row["id"]: row for row in shell.lines("rollout")}
+    points = shell.lines("predict")
     assert {point["arm"] for point in points} == {"verbatim", "verbatim+instr"} and len(points) >= 4
     model = loaded_once(str(shell.model))
     end = model.tokenizer.convert_tokens_to_ids("<end>")
@@ -412,7 +412,7 @@ def test_predictions_are_of_the_prompts_that_the_model_saw(shell: Shell) -> None
         assert 0 <= point["p_repeat"] <= 1
     table = shell.table("predict")
     assert set(table["predictor"]) >= {"backfire_nats", "copy", "p_repeat", "p_exact"}
-    assert set(shell.table("calibration")["predictor"]) == {"p_repeat", "p_repeat_pre", "p_exact"}
+    assert set(shell.table("predict_calibration")["predictor"]) == {"p_repeat", "p_repeat_pre", "p_exact"}
 
 
 def logp(model: Model, prompt: tuple[int, ...], action: str) -> float:
@@ -434,8 +434,8 @@ def test_a_step_that_repeats_to_the_letter_has_the_probability_that_predict_give
     def lines(name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (tmp_path / "run" / f"{name}.jsonl").read_text().splitlines()]
 
-    rows = {row["id"]: row for row in lines("steps")}
-    exact = [point for point in lines("decisions") if point["repeats_exact"]]
+    rows = {row["id"]: row for row in lines("rollout")}
+    exact = [point for point in lines("predict") if point["repeats_exact"]]
     assert len(exact) >= 2  # the model does repeat itself
     for point in exact:
         written = math.fsum(rows[point["id"]]["token_logprobs"])
@@ -478,7 +478,7 @@ def test_an_arm_that_would_hide_nothing_is_left_out(shell: Shell) -> None:
         "rollout", "--harness", "verbatim,abstract,drop+ban", "--change", "none,knockout", *SMALL, *ZERO
     )
     assert said.code == 0
-    names = {row["arm"] for row in shell.lines("steps")}
+    names = {row["arm"] for row in shell.lines("rollout")}
     assert names == {"verbatim", "abstract", "drop+ban", "verbatim/knockout"}
     assert set(shell.about("rollout")["provenance"]["arms"]) == names
     shell("rollout", "--harness", "drop", "--change", "knockout", *SMALL, *ZERO, out="none").sentence(

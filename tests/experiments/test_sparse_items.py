@@ -110,23 +110,23 @@ def test_every_study_runs_on_sparse_items(kind: str, request: pytest.FixtureRequ
     ):
         said = shell.ran(study, *words)
         assert not any("nan" in line.split() and "left out" in line for line in said.out)
-    values = long_draws(pd.DataFrame(shell.lines("ablations")))["value"]
+    values = long_draws(pd.DataFrame(shell.lines("ablate")))["value"]
     assert len(values) and np.isfinite(values).all()
     lacking = left_out(shell, "manipulations")
     n = 2 if kind == "sparse" else 4
     for name in ("fail_terse", "fail_verbose", "fail_echo", "quote_matched", "fail_other"):
         assert lacking[name] == n, name
     assert left_out(shell, "ablate")["reference action"] >= 1
-    joint = from_joint(shell.table("carried").fillna({"controls": ""}), shell.table("carried_offtarget"))
+    joint = from_joint(shell.table("joint").fillna({"controls": ""}), shell.table("joint_off_target"))
     assert joint["reference_change"].notna().any() == (kind == "sparse")
     assert joint["share"].notna().all()
-    offtarget = set(shell.table("offtarget")["quantity"])
+    offtarget = set(shell.table("ablate_off_target")["quantity"])
     assert ("reference_logprob" in offtarget) == (kind == "sparse")
 
 
 def test_a_pair_of_conditions_takes_the_items_that_have_both(sparse: Shell) -> None:
     said = sparse.ran("patch", "--from", "succ", "--to", "fail", "--k", "1")
-    assert {row["item_id"] for row in sparse.lines("patches")} == {"garden-0", "garden-3", "garden-4"}
+    assert {row["item_id"] for row in sparse.lines("patch")} == {"garden-0", "garden-3", "garden-4"}
     assert "left out: succ: 2 items have no obs_success" in said.out
 
 

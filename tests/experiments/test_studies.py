@@ -20,14 +20,14 @@ import torch
 
 from experiments.cli import main
 from experiments.heads.ablation import BY_QUESTION, METHODS, Replacement, replacement
+from experiments.heads.control_sets import NamedSet
 from experiments.heads.ranking import score_heads
-from experiments.heads.sets import Ablated
 from experiments.mechanism.ablate import on_item
 from experiments.run.session import Session
 from mech.engine.engine import Engine
 from mech.engine.queries import Query
+from mech.head_scores.controls import low_heads
 from mech.head_scores.norms import head_norms
-from mech.head_scores.strength import low_heads
 from mech.heads import Head, HeadSet
 from mech.interventions.intervention import scale_heads
 from mech.load import load_model
@@ -111,7 +111,7 @@ def test_a_model_without_a_chat_template_works_end_to_end(shell: Shell, tiny_fol
     assert all(row["notes"] == [PLAIN] for row in shell.lines("scores"))
     assert {"G", "copy", "sem", "G_exact"} <= set(shell.table("measures")["measure"])
     shell.ran("patch", "--model", plain, "--limit", "1", "--k", "2", "--direction", "noise")
-    assert len(shell.logprob("effects")) == N_HEADS
+    assert len(shell.logprob("patch_effects")) == N_HEADS
 
 
 KILLED = """
@@ -159,8 +159,8 @@ def test_kill_9_in_the_middle_of_a_row_loses_and_doubles_nothing(shell: Shell) -
     ("study", "name", "words"),
     [
         ("probe", "scores", []),
-        ("patch", "patches", ["--k", "2"]),
-        ("ablate", "ablations", ["--heads", "top:2", "--controls", "1", "--control-kinds", "random"]),
+        ("patch", "patch", ["--k", "2"]),
+        ("ablate", "ablate", ["--heads", "top:2", "--controls", "1", "--control-kinds", "random"]),
     ],
 )
 def test_a_run_goes_on_from_its_last_whole_row(study: str, name: str, words: list[str], shell: Shell) -> None:
@@ -224,7 +224,7 @@ def test_patch_takes_from_the_cache_what_probe_kept(shell: Shell) -> None:
     assert cold_saved == 0 and warm_saved == kept
     assert cold_ran - warm_ran == kept
     assert said.out[-2] == f"forwards run: {warm_ran}, saved by the cache: {kept}"
-    for name in ("patches.jsonl", "effects.csv", "joint.csv", "shares.csv", "redundancy.csv"):
+    for name in ("patch.jsonl", "patch_effects.csv", "patch_sets.csv", "patch.csv", "patch_redundancy.csv"):
         assert shell.path(name, "warm").read_bytes() == shell.path(name, "cold").read_bytes()
 
 
@@ -288,7 +288,7 @@ def test_a_stale_or_foreign_entry_is_refused(how: str, shell: Shell, tiny_folder
         return
     said = shell("patch", *words)
     said.sentence("stale or foreign" if how == "foreign" else "cannot be read", "delete it and run again")
-    assert not shell.path("patches.jsonl").exists()
+    assert not shell.path("patch.jsonl").exists()
 
 
 # --- patch
@@ -302,7 +302,7 @@ def patched(shell: Shell) -> Shell:
 
 
 def test_patch_has_every_head_of_every_item_and_shares_that_add_up(patched: Shell) -> None:
-    effects, rows = patched.logprob("effects"), pd.DataFrame(patched.lines("patches"))
+    effects, rows = patched.logprob("patch_effects"), pd.DataFrame(patched.lines("patch"))
     places = effects[["item_id", "direction", "layer", "head"]]
     assert len(effects) == 3 * 2 * N_HEADS and not places.duplicated().any()
     assert set(zip(effects["layer"], effects["head"], strict=True)) == {
@@ -311,12 +311,12 @@ def test_patch_has_every_head_of_every_item_and_shares_that_add_up(patched: Shel
     delta = rows.set_index(["item_id", "direction"])["delta"].map(lambda sums: sums["failed"])
     each = delta.loc[list(zip(effects["item_id"], effects["direction"], strict=True))].to_numpy()
     np.testing.assert_allclose(effects["share"], effects["effect_nats"] / each, rtol=1e-12)
-    shares = patched.logprob("shares")
+    shares = patched.logprob("patch")
     sums = effects.groupby(["direction", "layer", "head"])["effect_nats"].sum()
     for row in shares.itertuples():
         total = delta.xs(row.direction, level="direction").sum()
         assert row.share == pytest.approx(sums[row.direction, row.layer, row.head] / total, rel=1e-9)
-    joint = patched.logprob("redundancy").set_index(["direction", "set"])
+    joint = patched.logprob("patch_redundancy").set_index(["direction", "set"])
     for (direction, name), line in joint.iterrows():
         found = np.mean(
             [row["sets"]["failed"][name] for _, row in rows[rows["direction"] == direction].iterrows()]
@@ -329,7 +329,7 @@ def test_patch_has_every_head_of_every_item_and_shares_that_add_up(patched: Shel
 def test_patch_measures_the_delta_that_probe_measures(patched: Shell) -> None:
     patched.ran("probe")
     copy = patched.table("measures").query("measure == 'copy'").set_index("item_id")["value"]
-    rows = patched.lines("patches")
+    rows = patched.lines("patch")
     assert {row["item_id"] for row in rows} == set(copy.index) != set()
     for row in rows:
         assert (row["from"], row["to"]) == ("pre", "neut")
@@ -364,7 +364,7 @@ def test_an_effect_has_its_sign_and_size_by_transformer_lens_alone(patched: Shel
         logits = model.bridge.run_with_hooks(tokens, fwd_hooks=hooks)[0, -n:].log_softmax(-1)
         return float(logits[torch.arange(n), torch.tensor(query.action)].sum())
 
-    rows = {row["direction"]: row for row in patched.lines("patches") if row["item_id"] == item.item_id}
+    rows = {row["direction"]: row for row in patched.lines("patch") if row["item_id"] == item.item_id}
     for head in (Head(0, 2), Head(1, 1), Head(2, 3)):
         noise = logp(queries["neut"]) - logp(queries["neut"], queries["pre"], head)
         denoise = logp(queries["pre"], queries["neut"], head) - logp(queries["pre"])
@@ -393,12 +393,12 @@ def test_everything_from_the_other_run_gives_the_other_run_on_every_item(tiny_fo
 
 def test_a_condition_patched_from_itself_has_no_effect_at_all(shell: Shell) -> None:
     shell.ran("patch", "--from", "neut", "--to", "neut", "--k", "2")
-    effects = shell.logprob("effects")
+    effects = shell.logprob("patch_effects")
     assert len(effects) == 3 * 2 * N_HEADS
     assert (effects["effect_nats"] == 0).all() and effects["share"].isna().all()
-    shares = shell.logprob("shares")
+    shares = shell.logprob("patch")
     assert shares["share"].isna().all() and shares["flagged"].all()
-    for row in shell.lines("patches"):
+    for row in shell.lines("patch"):
         assert set(row["delta"].values()) == {0}
         for sets in row["sets"].values():
             assert all(abs(value) < NATS for value in sets.values())  # a joint set is run, not skipped
@@ -406,18 +406,18 @@ def test_a_condition_patched_from_itself_has_no_effect_at_all(shell: Shell) -> N
 
 def test_one_direction_writes_only_that_one(shell: Shell) -> None:
     shell.ran("patch", "--direction", "noise", "--k", "2", "--limit", "2")
-    for table in ("effects", "joint", "shares", "redundancy"):
+    for table in ("patch_effects", "patch_sets", "patch", "patch_redundancy"):
         assert set(shell.table(table)["direction"]) == {"noise"}
-    assert {row["direction"] for row in shell.lines("patches")} == {"noise"}
+    assert {row["direction"] for row in shell.lines("patch")} == {"noise"}
     both = shell.ran("patch", "--k", "2", "--limit", "2", out="both")
     assert both.code == 0
-    wanted = {row["id"]: row for row in shell.lines("patches", "both") if row["direction"] == "noise"}
-    assert {row["id"]: row for row in shell.lines("patches")} == wanted
+    wanted = {row["id"]: row for row in shell.lines("patch", "both") if row["direction"] == "noise"}
+    assert {row["id"]: row for row in shell.lines("patch")} == wanted
 
 
 def test_the_slow_engine_patches_to_the_same_effects(patched: Shell) -> None:
     patched.ran("patch", "--k", "2,5", "--engine", "reference", out="slow")
-    pairs = list(zip(patched.lines("patches"), patched.lines("patches", "slow"), strict=True))
+    pairs = list(zip(patched.lines("patch"), patched.lines("patch", "slow"), strict=True))
     assert pairs
     for one, other in pairs:
         assert one["id"] == other["id"]
@@ -492,7 +492,7 @@ def test_ablate_measures_no_heads_the_selected_and_their_controls(shell: Shell) 
             assert not set(control) & set(selected)
             assert Counter(h.layer for h in control) == Counter(h.layer for h in selected)
     assert provenance["displaced"] == {}
-    curve = shell.table("ablation")
+    curve = shell.table("ablate")
     assert set(curve["kind"]) == {"none", "selected", "random"} and set(curve["k"]) == {0, 2, 3}
     assert set(curve["measure"]) == {
         *("G", "copy", "sem", "repair", "margin_shift", "reference_logprob", *LOSSES)
@@ -507,10 +507,10 @@ def test_ablate_measures_no_heads_the_selected_and_their_controls(shell: Shell) 
     for name in ("G", "copy", "sem", "repair", "margin_shift"):
         assert clean[name] == pytest.approx(probed[name], abs=NATS)
     copy = curve[curve["measure"] == "copy"].set_index("set")["mean"]
-    removed = shell.table("removed").query("metric == 'logprob'").set_index("set")["share"]
+    removed = shell.table("ablate_removed").query("metric == 'logprob'").set_index("set")["share"]
     for label in sets:
         assert removed[label] == pytest.approx(1 - copy[label] / copy["none"])
-    assert set(shell.table("controls")["n_controls"]) == {2}
+    assert set(shell.table("ablate_controls")["n_controls"]) == {2}
 
 
 @pytest.mark.usefixtures("few_control_sets")
@@ -528,14 +528,15 @@ def test_ablate_ranks_each_set_among_controls_of_each_kind_and_says_what_else_it
         build_queries(tiny_model_of(shell), one, ["pre"], WORDING)[0].query.prompt for one in REFERENCE
     ]
     norms = head_norms(Engine(tiny_model_of(shell)), contexts)
-    matches = shell.table("control_sets").set_index("set")
+    matches = shell.table("ablate_control_sets").set_index("set")
     assert matches.loc["top2/complement0", ["k", "n_heads"]].tolist() == [2, 10]
     for index, one in enumerate(matched):
         ratio = sum(map(norms.of, one)) / sum(map(norms.of, sets["top2"]))
         assert matches.loc[f"top2/norm{index}", "ratio"] == pytest.approx(ratio, rel=1e-5)
-    removed = shell.table("removed").query("metric == 'logprob'").set_index("set")["share"]
+    removed = shell.table("ablate_removed").query("metric == 'logprob'").set_index("set")["share"]
     controls, area = (
-        shell.table(name).query("metric == 'logprob'").set_index("control") for name in ("controls", "dose")
+        shell.table(name).query("metric == 'logprob'").set_index("control")
+        for name in ("ablate_controls", "ablate_dose")
     )
     assert np.isnan(controls.loc["complement", "p"]) and controls.loc["complement", "n_controls"] == 1
     for kind in ("random", "norm"):
@@ -544,8 +545,8 @@ def test_ablate_ranks_each_set_among_controls_of_each_kind_and_says_what_else_it
         assert controls.loc[kind, ["p", "percentile"]].tolist() == [(beaten + 1) / 3, 100 * (2 - beaten) / 2]
         copy = area[area["measure"] == "copy"].loc[kind]
         assert copy["area"] == pytest.approx(removed["top2"] / 2) and copy["p"] == (beaten + 1) / 3
-    rows = {row["id"]: row for row in shell.lines("ablations")}
-    beside = shell.table("offtarget").set_index(["set", "quantity"])
+    rows = {row["id"]: row for row in shell.lines("ablate")}
+    beside = shell.table("ablate_off_target").set_index(["set", "quantity"])
     code = [rows[f"{label}|prose"]["losses"]["code_loss"] for label in ("mean|top2", "none|none")]
     assert beside.loc[("top2", "code_loss"), "change"] == pytest.approx(np.mean(np.subtract(*code)))
     assert beside.loc[("top2", "code_loss"), "delta"] == 0.1 and beside.loc[("top2", "sem"), "delta"] == 0.5
@@ -567,7 +568,7 @@ def test_fewer_controls_than_asked_for_are_all_there_are(shell: Shell) -> None:
     sets = shell.about("ablate")["provenance"]["sets"]
     drawn = [heads for label, heads in sets.items() if "/norm" in label]
     assert 1 <= len(drawn) < 90 and len(set(drawn)) == len(drawn)
-    assert set(shell.table("controls")["n_controls"]) == {len(drawn)}
+    assert set(shell.table("ablate_controls")["n_controls"]) == {len(drawn)}
 
 
 def test_a_selected_layer_without_room_is_controlled_from_its_neighbours_and_counted(shell: Shell) -> None:
@@ -597,7 +598,7 @@ def test_ablated_rows_are_those_of_full_forwards_under_the_same_intervention(how
         words += ["--where", "candidate"]
     shell.ran("ablate", *words)
     shell.ran("ablate", *words, "--engine", "reference", out="slow")
-    rows, slow = shell.lines("ablations"), shell.lines("ablations", "slow")
+    rows, slow = shell.lines("ablate"), shell.lines("ablate", "slow")
     assert [row["id"] for row in rows] == [row["id"] for row in slow]
     for one, other in zip(rows, slow, strict=True):
         assert one["scores"].keys() == other["scores"].keys()
@@ -639,14 +640,14 @@ def test_several_ways_share_the_whole_model_and_one_reference(shell: Shell) -> N
     shell.ran(
         "ablate", *words, "--how", "zero,resample,mean-role", "--controlled", "all", "--where", "candidate"
     )
-    rows = shell.lines("ablations")
+    rows = shell.lines("ablate")
     items = {row["item_id"] for row in rows} - {"prose"}
     assert len(items) == 2
     assert len(rows) == len({row["id"] for row in rows}) == 3 + 3 * (1 + 2) * 2 + 3  # texts under zero alone
     assert sum(row["set"] == "none" for row in rows) == 3
     draws = {row["kind"]: len(copy_of(row)) for row in rows if row["how"] == "resample"}
     assert draws == {"selected": 3, "random": 2}
-    removed = shell.table("removed").query("metric == 'margin'").set_index(["how", "set"])
+    removed = shell.table("ablate_removed").query("metric == 'margin'").set_index(["how", "set"])
     assert list(dict.fromkeys(removed.index.get_level_values("how"))) == ["zero", "resample", "mean-role"]
     by_draw = {
         row["item_id"]: copy_of(row, "margin")
@@ -661,7 +662,7 @@ def test_several_ways_share_the_whole_model_and_one_reference(shell: Shell) -> N
     assert removed.loc[("resample", "top2"), "share"] == pytest.approx(np.mean(shares))
     assert removed.loc[("resample", "top2"), "draw_sd"] == pytest.approx(np.std(shares, ddof=1))
     assert np.isnan(removed.loc[("zero", "top2"), "draw_sd"])
-    assert set(shell.table("offtarget").query("how == 'resample'")["quantity"]) == {
+    assert set(shell.table("ablate_off_target").query("how == 'resample'")["quantity"]) == {
         "sem",
         "reference_logprob",
     }
@@ -669,12 +670,10 @@ def test_several_ways_share_the_whole_model_and_one_reference(shell: Shell) -> N
 
 def test_any_pair_of_conditions_is_a_difference_to_remove(shell: Shell) -> None:
     shell.ran("ablate", "--heads", "top:2", "--controls", "1", "--from", "neut", "--to", "fail", *RANDOM)
-    rows = [row for row in shell.lines("ablations") if row["scores"]]
+    rows = [row for row in shell.lines("ablate") if row["scores"]]
     assert {(row["from"], row["to"]) for row in rows} == {("neut", "fail")}
     assert set(rows[0]["scores"]["margin"]) == {"neut", "fail"}
-    curve = (
-        shell.table("ablation").query("metric == 'logprob' and set == 'none'").set_index("measure")["mean"]
-    )
+    curve = shell.table("ablate").query("metric == 'logprob' and set == 'none'").set_index("measure")["mean"]
     assert curve["copy"] == curve["sem"] and "G" not in curve.index
     said = shell("ablate", "--from", "neut", "--to", "neut", *RANDOM, out="same")
     said.sentence("--from and --to are both neut")
@@ -685,11 +684,15 @@ def test_any_pair_of_conditions_is_a_difference_to_remove(shell: Shell) -> None:
 def test_mean_and_zero_are_two_ablations(shell: Shell) -> None:
     session = session_of(shell)
     mean = mean_z(session.engine, [build_queries(session.model, ITEMS[3], ["pre"], WORDING)[0].query.prompt])
-    one = Ablated("named", "selected", HeadSet.parse("L0H2"), 1)
+    one = NamedSet("named", "selected", HeadSet.parse("L0H2"), k=1)
     put = Replacement("mean", z=mean.z)
     rows = [
         on_item(session, ITEMS[0], way, those, "all", ("pre", "neut"))
-        for way, those in ((put, one), (Replacement("zero"), one), (put, Ablated("none", "none", None)))
+        for way, those in (
+            (put, one),
+            (Replacement("zero"), one),
+            (put, NamedSet("none", "none", HeadSet(()))),
+        )
     ]
     copies = [copy_of(row)[0] for row in rows]
     assert min(abs(a - b) for at, a in enumerate(copies) for b in copies[:at]) > NATS

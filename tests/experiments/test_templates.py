@@ -162,4 +162,4 @@ def test_the_whole_suite_runs_on_the_template_of_qwen3(shell: Shell) -> None:
     said = qwen("mechanism", *words, "--deep", "3", "--few", "3")
     assert not said.err and not any("not done" in line for line in said.out), said
     assert "knockout" in set(qwen.table("mechanism")["method"])
-    assert {"z", "pattern", "k", "v"} == set(qwen.table("shares")["site"])
+    assert {"z", "pattern", "k", "v"} == set(qwen.table("patch")["site"])

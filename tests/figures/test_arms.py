@@ -7,26 +7,26 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from figures.by_family import draw_by_family
-from figures.calibration import draw_calibration
+from figures.breakdown import draw_breakdown
 from figures.load import read_arms
 from figures.manipulations import draw_manipulations
+from figures.predict import draw_predict
 from figures.profiles import draw_profiles
-from figures.repeat_probability import draw_repeat_probability
 from figures.scaling import draw_scaling
-from figures.split_bars import draw_split_bars
+from figures.summary import READS, draw_summary
+from figures.summary_repeats import draw_summary_repeats
 from tests.synthetic_rollouts import write_rollouts
 from tests.synthetic_run import write_measurement
 
 DRAWN = {
-    "summary": (draw_split_bars, draw_repeat_probability),
+    "summary": (draw_summary, draw_summary_repeats),
     "manipulations": (draw_manipulations,),
     "profiles": (draw_profiles,),
-    "breakdown": (draw_by_family,),
+    "breakdown": (draw_breakdown,),
     "scaling": (draw_scaling,),
-    "calibration": (draw_calibration,),
+    "predict_calibration": (draw_predict,),
 }
-ALSO = {"scaling": ("scaling_fit",), "calibration": ("predict",)}
+ALSO = {"scaling": ("scaling_fit",), "predict_calibration": ("predict",)}
 
 
 def with_arms(path: Path) -> None:
@@ -45,7 +45,7 @@ def test_every_arm_is_drawn_beside_the_whole_model(name: str, tmp_path: Path) ->
     for draw in DRAWN[name]:
         files = draw(tmp_path)
         drawn = pd.concat([pd.read_csv(file) for file in files if file.suffix == ".csv"])
-        named = {"scaling": "env", "calibration": "arm"}.get(name, "model")
+        named = {"scaling": "env", "predict_calibration": "arm"}.get(name, "model")
         labels = drawn[named].dropna().astype(str)
         arms = labels[labels.str.endswith(", top16@resample ablated")]
         whole = labels[~labels.str.contains("ablated")]
@@ -55,8 +55,8 @@ def test_every_arm_is_drawn_beside_the_whole_model(name: str, tmp_path: Path) ->
 
 def test_a_table_without_arms_is_read_as_it_is(tmp_path: Path) -> None:
     write_measurement(tmp_path)
-    before = read_arms(tmp_path, "summary.csv")
+    before = read_arms(tmp_path, "summary.csv", READS)
     table = pd.read_csv(tmp_path / "summary.csv")
     table.assign(ablation="none").to_csv(tmp_path / "summary.csv", index=False)
-    after = read_arms(tmp_path, "summary.csv")
+    after = read_arms(tmp_path, "summary.csv", READS)
     assert before["model"].tolist() == after["model"].tolist() == table["model"].tolist()

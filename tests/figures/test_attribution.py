@@ -13,15 +13,16 @@ from matplotlib.image import imread
 from scipy.stats import spearmanr
 
 from figures import FigureError, style, write_all
-from figures.attribution import attribution_numbers, draw_attribution
+from figures.attribute import attribution_numbers, draw_attribute
 from figures.labels import overlap
-from figures.load import REQUIRED, MissingTable, read_table
+from figures.load import MissingTable
+from tests.figure_tables import READS, read_table
 
 N_LAYERS, N_HEADS, ITEMS = 10, 9, ("a", "b", "c")
 
 
 def write(run: Path, directions: tuple[str, ...] = ("denoise", "noise"), mlps: bool = True) -> pd.DataFrame:
-    """attribution.csv of made-up items: the estimates follow the effects, but for two saturated heads."""
+    """attribute.csv of made-up items: the estimates follow the effects, but for two saturated heads."""
     rng = np.random.default_rng(0)
     layer, head = np.divmod(np.arange(N_LAYERS * N_HEADS), N_HEADS)
     parts = []
@@ -43,7 +44,7 @@ def write(run: Path, directions: tuple[str, ...] = ("denoise", "noise"), mlps: b
                 )
     run.mkdir(parents=True, exist_ok=True)
     table = pd.concat(parts).assign(metric="logprob")
-    table.to_csv(run / "attribution.csv", index=False)
+    table.to_csv(run / "attribute.csv", index=False)
     return table
 
 
@@ -63,7 +64,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Figure]]:
 
 def test_the_numbers_are_means_over_items_and_say_who_is_in_which_top_k(tmp_path: Path) -> None:
     table = write(tmp_path)
-    found = attribution_numbers(read_table(tmp_path, "attribution.csv"), "z", "noise")
+    found = attribution_numbers(read_table(tmp_path, "attribute.csv"), "z", "noise")
     assert len(found) == N_LAYERS * N_HEADS and (found["n"] == 3).all() and (found["k"] == 16).all()
     own = table[(table["site"] == "z") & (table["direction"] == "noise")]
     means = own.groupby(["layer", "head"])[["effect_nats", "estimate_nats"]].mean()
@@ -75,7 +76,7 @@ def test_the_numbers_are_means_over_items_and_say_who_is_in_which_top_k(tmp_path
     exact = set(means["effect_nats"].abs().nlargest(16).index)
     screen = set(means["estimate_nats"].abs().nlargest(16).index)
     assert set(zip(missed["layer"], missed["head"], strict=True)) == exact - screen
-    few = attribution_numbers(read_table(tmp_path, "attribution.csv"), "mlp_out", "noise")
+    few = attribution_numbers(read_table(tmp_path, "attribute.csv"), "mlp_out", "noise")
     assert len(few) == N_LAYERS and few["head"].isna().all() and (few["k"] == 2).all()
 
 
@@ -90,7 +91,7 @@ def test_the_panels_show_the_line_the_correlation_and_the_names_of_what_was_miss
     tmp_path: Path, drawn: list[Figure]
 ) -> None:
     table = write(tmp_path)
-    draw_attribution(tmp_path)
+    draw_attribute(tmp_path)
     [figure] = drawn
     panels = figure.axes
     assert len(panels) == 4
@@ -127,14 +128,14 @@ def test_the_panels_show_the_line_the_correlation_and_the_names_of_what_was_miss
 
 def test_one_direction_and_heads_alone_are_one_panel(tmp_path: Path, drawn: list[Figure]) -> None:
     write(tmp_path, ("noise",), mlps=False)
-    draw_attribution(tmp_path)
+    draw_attribute(tmp_path)
     assert len(drawn[0].axes) == 1
-    table = read_table(tmp_path, "attribution.csv")
+    table = read_table(tmp_path, "attribute.csv")
     mixed = pd.concat([table, table.assign(direction="denoise", site="mlp_out", head=np.nan)[:10]])
     mixed.drop_duplicates(["item_id", "site", "direction", "layer", "head"]).to_csv(
-        tmp_path / "attribution.csv", index=False
+        tmp_path / "attribute.csv", index=False
     )
-    draw_attribution(tmp_path)
+    draw_attribute(tmp_path)
     assert [axes.axison for axes in drawn[1].axes] == [False, True, True, False]
 
 
@@ -142,8 +143,8 @@ def test_a_run_with_this_table_alone_has_the_figure_with_its_three_files(tmp_pat
     write(tmp_path)
     said: list[str] = []
     written = write_all(tmp_path, say=said.append)
-    assert [path.name for path in written] == [f"attribution.{end}" for end in ("png", "pdf", "csv")]
-    assert not any("figure attribution:" in line for line in said)
+    assert [path.name for path in written] == [f"attribute.{end}" for end in ("png", "pdf", "csv")]
+    assert not any("figure attribute:" in line for line in said)
     pixels = imread(written[0])
     assert pixels.shape[1] == round(style.WIDTH * 220) and pixels[..., :3].min() < 0.2
     numbers = pd.read_csv(written[2])
@@ -154,15 +155,15 @@ def test_a_run_with_this_table_alone_has_the_figure_with_its_three_files(tmp_pat
 
 def test_what_cannot_be_drawn_is_skipped_or_refused_by_name(tmp_path: Path) -> None:
     table = write(tmp_path)
-    path = tmp_path / "attribution.csv"
-    for column in REQUIRED["attribution.csv"]:
+    path = tmp_path / "attribute.csv"
+    for column in READS["attribute", "attribute.csv"]:
         table.drop(columns=column).to_csv(path, index=False)
-        with pytest.raises(FigureError, match=f"attribution.csv lacks the column {column}"):
-            draw_attribution(tmp_path)
+        with pytest.raises(FigureError, match=f"attribute.csv lacks the column {column}"):
+            draw_attribute(tmp_path)
     for change, message in (
         (
             pd.concat([table, table[:1]]),
-            "attribution.csv has two rows of item_id a, direction denoise, site z",
+            "attribute.csv has two rows of item_id a, direction denoise, site z",
         ),
         (table[1:], "denoise effects at the site z for some items only"),
         (
@@ -172,13 +173,13 @@ def test_what_cannot_be_drawn_is_skipped_or_refused_by_name(tmp_path: Path) -> N
     ):
         change.to_csv(path, index=False)
         with pytest.raises(FigureError, match=message):
-            draw_attribution(tmp_path)
+            draw_attribute(tmp_path)
     for change in (table.assign(direction="sideways"), table.assign(site="attn_out")):
         change.to_csv(path, index=False)
         with pytest.raises(MissingTable, match="no rows of the directions denoise or noise"):
-            draw_attribution(tmp_path)
+            draw_attribute(tmp_path)
     with pytest.raises(MissingTable, match="no rows of noise at the site q"):
         attribution_numbers(table, "q", "noise")
     path.unlink()
-    with pytest.raises(MissingTable, match=r"attribution\.csv is not in"):
-        draw_attribution(tmp_path)
+    with pytest.raises(MissingTable, match=r"attribute\.csv is not in"):
+        draw_attribute(tmp_path)

@@ -12,24 +12,24 @@ from matplotlib.image import imread
 
 from figures import FigureError, style, write_all
 from figures.__main__ import main
-from figures.dose_curve import draw_dose_curve
+from figures.ablate import draw_ablate
 from figures.labels import name_points, overlap
 from figures.load import head_shares
 from tests.synthetic_run import ITEMS, N_HEADS, N_LAYERS, N_SELECTED, write_run
 
-MEASURED = ("scaling", "split_bars", "repeat_probability", "manipulations", "by_family_toolshed", "profiles")
-PATCHED = ("site_comparison", "kv_heads", "layer_profile", "direct_total", "path_bars")
+MEASURED = ("scaling", "summary", "summary_repeats", "manipulations", "breakdown_toolshed", "profiles")
+PATCHED = ("patch_sites", "patch_kv_heads", "layers", "direct", "path")
 NAMES = (
-    *(*MEASURED, "head_scores", "head_effects", "score_vs_effect", "carried", *PATCHED, "attribution"),
+    *(*MEASURED, "heads", "patch", "patch_by_score", "joint", *PATCHED, "attribute"),
     *(
-        "dose_curve",
-        "off_target",
-        "agreement",
+        "ablate",
+        "ablate_off_target",
+        "agree",
         "circuit",
-        "rollouts",
-        "survival",
-        "calibration",
-        "item_compare",
+        "rollout",
+        "rollout_survival",
+        "predict",
+        "compare_items",
     ),
 )
 
@@ -60,7 +60,7 @@ def numbers(run: Path, name: str) -> pd.DataFrame:
 
 def test_the_csv_behind_the_bars_holds_the_summary(drawn: Path) -> None:
     summary = pd.read_csv(drawn / "summary.csv").set_index(["model", "measure"])["mean"]
-    found = numbers(drawn, "split_bars").set_index(["model", "quantity"])["mean"]
+    found = numbers(drawn, "summary").set_index(["model", "quantity"])["mean"]
     assert len(found) == 3
     for (model, quantity), mean in found.items():
         measure, sign = {"Δcopy": ("copy", 1), "Δsem": ("sem", 1), "−G": ("G", -1)}[quantity]
@@ -69,10 +69,10 @@ def test_the_csv_behind_the_bars_holds_the_summary(drawn: Path) -> None:
 
 def test_the_csv_behind_the_maps_holds_every_head_and_its_mark(drawn: Path) -> None:
     heads = pd.read_csv(drawn / "heads.csv")
-    scores = numbers(drawn, "head_scores")
+    scores = numbers(drawn, "heads")
     pd.testing.assert_frame_equal(scores, heads[["layer", "head", "prefix_matching", "selected"]])
-    effects = pd.read_csv(drawn / "effects.csv").query("metric == 'logprob'")
-    shown = numbers(drawn, "head_effects")
+    effects = pd.read_csv(drawn / "patch_effects.csv").query("metric == 'logprob'")
+    shown = numbers(drawn, "patch")
     assert set(shown["direction"]) == set(effects["direction"]) != set()
     for direction, found in shown.groupby("direction"):
         assert len(found) == N_LAYERS * N_HEADS
@@ -84,7 +84,7 @@ def test_the_csv_behind_the_maps_holds_every_head_and_its_mark(drawn: Path) -> N
 
 
 def test_the_csv_behind_the_scatter_joins_score_and_share(drawn: Path) -> None:
-    table = numbers(drawn, "score_vs_effect")
+    table = numbers(drawn, "patch_by_score")
     assert len(table) == 2 * N_LAYERS * N_HEADS
     shares = head_shares(drawn)["denoise"]["share"]
     np.testing.assert_allclose(table.query("direction == 'denoise'")["share"], shares)
@@ -95,8 +95,8 @@ def test_the_csv_behind_the_scatter_joins_score_and_share(drawn: Path) -> None:
 
 
 def test_the_csv_behind_the_dose_curve_holds_line_band_and_baseline(drawn: Path) -> None:
-    table = numbers(drawn, "dose_curve").query("measure == 'copy'").set_index(["kind", "k"])
-    ablation = pd.read_csv(drawn / "ablation.csv").query("measure == 'copy'")
+    table = numbers(drawn, "ablate").query("measure == 'copy'").set_index(["kind", "k"])
+    ablation = pd.read_csv(drawn / "ablate.csv").query("measure == 'copy'")
     draws = ablation.query("kind == 'random' and k == 16")["mean"]
     assert table.loc[("random", 16), ["lo", "hi"]].tolist() == pytest.approx([draws.min(), draws.max()])
     assert table.loc[("selected", 16), "mean"] == 3.2
@@ -104,8 +104,8 @@ def test_the_csv_behind_the_dose_curve_holds_line_band_and_baseline(drawn: Path)
 
 
 def test_the_csv_behind_the_off_target_figure_holds_intervals_and_ranges(drawn: Path) -> None:
-    table = numbers(drawn, "off_target").set_index(["quantity", "kind", "k"])
-    source = pd.read_csv(drawn / "offtarget.csv")
+    table = numbers(drawn, "ablate_off_target").set_index(["quantity", "kind", "k"])
+    source = pd.read_csv(drawn / "ablate_off_target.csv")
     one = source.query("quantity == 'code_loss' and kind == 'selected' and k == 16").iloc[0]
     found = table.loc[("code_loss", "selected", 16)]
     assert (
@@ -120,9 +120,9 @@ def test_the_csv_behind_the_off_target_figure_holds_intervals_and_ranges(drawn: 
 
 
 def test_the_csv_behind_the_agreement_holds_rank_correlation_and_overlap(drawn: Path) -> None:
-    table = numbers(drawn, "agreement")
+    table = numbers(drawn, "agree")
     assert table["statistic"].value_counts().to_dict() == {"spearman": 8, "jaccard": 8}
-    source = pd.read_csv(drawn / "agreement.csv").query(
+    source = pd.read_csv(drawn / "agree.csv").query(
         "statistic in ('spearman', 'jaccard') and metric == 'logprob'"
     )
     assert sorted(table["estimate"]) == sorted(source["estimate"])
@@ -130,12 +130,12 @@ def test_the_csv_behind_the_agreement_holds_rank_correlation_and_overlap(drawn: 
 
 def test_a_dose_curve_of_an_older_folder_has_no_percentiles(tmp_path: Path) -> None:
     run = write_run(tmp_path)
-    older = pd.read_csv(run / "controls.csv").drop(columns=["control", "percentile"])
-    older.to_csv(run / "controls.csv", index=False)
-    with pytest.raises(FigureError, match="controls.csv lacks the columns control, percentile"):
-        draw_dose_curve(run)
-    (run / "offtarget.csv").unlink()
-    assert [path.stem for path in draw_dose_curve(run)] == 3 * ["dose_curve"]
+    older = pd.read_csv(run / "ablate_controls.csv").drop(columns=["control", "percentile"])
+    older.to_csv(run / "ablate_controls.csv", index=False)
+    with pytest.raises(FigureError, match="ablate_controls.csv lacks the columns control, percentile"):
+        draw_ablate(run)
+    (run / "ablate_off_target.csv").unlink()
+    assert [path.stem for path in draw_ablate(run)] == 3 * ["ablate"]
 
 
 def test_equal_tables_give_equal_bytes_and_the_plot_settings_of_the_caller_stay(
@@ -153,18 +153,18 @@ def test_equal_tables_give_equal_bytes_and_the_plot_settings_of_the_caller_stay(
 
 def test_a_run_with_one_study_gives_its_figures_and_says_why_the_others_are_not_there(tmp_path: Path) -> None:
     run = write_run(tmp_path, only_heads=True)
-    absent = ("ablation", "agreement", "attribution", "carried", "shares", "offtarget")
+    absent = ("ablate", "agree", "attribute", "joint", "patch", "ablate_off_target")
     for name in (f"{one}.csv" for one in absent):
         (run / name).unlink()
     said: list[str] = []
     written = write_all(run, say=said.append)
-    assert {path.stem for path in written} == {"head_scores"}
-    names = [name.removesuffix("_toolshed") for name in NAMES if name != "head_scores"]
+    assert {path.stem for path in written} == {"heads"}
+    names = [name.removesuffix("_toolshed") for name in NAMES if name != "heads"]
     assert [line.split(":")[0] for line in said] == [f"Skipped the figure {name}" for name in names]
     tables = dict(zip(names, said, strict=True))
     for name, table in (
-        ("scaling", "scaling.csv"), ("repeat_probability", "summary.csv"), ("manipulations", "manipulations.csv"),
-        ("by_family", "breakdown.csv"), ("profiles", "profiles.csv"), ("head_effects", "shares.csv"),
+        ("scaling", "scaling.csv"), ("summary_repeats", "summary.csv"), ("manipulations", "manipulations.csv"),
+        ("breakdown", "breakdown.csv"), ("profiles", "profiles.csv"), ("patch", "patch.csv"),
     ):  # fmt: skip
         assert f"{table} is not in" in tables[name]
 
@@ -178,48 +178,48 @@ def test_one_direction_one_item_and_a_tall_model_are_drawn_too(tmp_path: Path) -
     named = {"metric": "logprob", "site": "z", "at": "candidate", "from": "pre", "to": "neut"}
     share = (head - 9.0) / 40
     table.assign(effect_nats=head - 9.0, share=share, ci_lo=share, ci_hi=share, **named).to_csv(
-        tmp_path / "shares.csv", index=False
+        tmp_path / "patch.csv", index=False
     )
     written = write_all(tmp_path, say=lambda reason: None)
-    assert {path.stem for path in written} == {"head_scores", "head_effects", "score_vs_effect"}
+    assert {path.stem for path in written} == {"heads", "patch", "patch_by_score"}
 
 
 def test_another_metric_draws_its_own_numbers_and_says_so(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     names = (
-        "head_effects",
-        "score_vs_effect",
-        "site_comparison",
-        "layer_profile",
-        "direct_total",
-        "path_bars",
+        "patch",
+        "patch_by_score",
+        "patch_sites",
+        "layers",
+        "direct",
+        "path",
     )
     shown = {}
     for metric in ("logprob", "margin"):
         write_all(run, say=lambda reason: None, metric=metric)
-        shown[metric] = {name: numbers(run, name) for name in (*names, "attribution", "agreement")}
+        shown[metric] = {name: numbers(run, name) for name in (*names, "attribute", "agree")}
     for name in names:
         one, other = (shown[metric][name] for metric in ("logprob", "margin"))
         columns = [column for column in one.columns if column.endswith("share")]
         assert columns and len(one) == len(other)
-        scale = {"head_effects": 1.0, "score_vs_effect": 1.0}.get(name, 0.8)
+        scale = {"patch": 1.0, "patch_by_score": 1.0}.get(name, 0.8)
         np.testing.assert_allclose(other[columns], scale * one[columns], rtol=1e-9)
-    half = shown["margin"]["head_effects"]["effect_nats"] / shown["logprob"]["head_effects"]["effect_nats"]
+    half = shown["margin"]["patch"]["effect_nats"] / shown["logprob"]["patch"]["effect_nats"]
     np.testing.assert_allclose(half, 0.5)
     reasons: list[str] = []
     write_all(run, say=reasons.append, metric="diverging")
-    assert any("shares.csv has no rows of the metric diverging" in reason for reason in reasons)
+    assert any("patch.csv has no rows of the metric diverging" in reason for reason in reasons)
 
 
 def test_a_broken_table_is_an_error_and_not_a_skipped_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path, only_heads=True)
-    pd.read_csv(run / "shares.csv").drop(columns="share").to_csv(run / "shares.csv", index=False)
-    with pytest.raises(FigureError, match="shares.csv lacks the column share"):
+    pd.read_csv(run / "patch.csv").drop(columns="share").to_csv(run / "patch.csv", index=False)
+    with pytest.raises(FigureError, match="patch.csv lacks the column share"):
         write_all(run)
     assert main([str(run)]) == 2
-    assert "shares.csv lacks the column share" in capsys.readouterr().err
+    assert "patch.csv lacks the column share" in capsys.readouterr().err
 
 
 def test_a_selected_head_outside_the_model_is_refused(

@@ -16,25 +16,26 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from figures import FigureError, style
-from figures.by_family import draw_by_family, family_numbers
+from figures.breakdown import draw_breakdown, family_numbers
 from figures.labels import overlap
 from figures.layout import arms, fold, limits, page_name, pages, span
-from figures.load import MissingTable, read_table
+from figures.load import MissingTable
 from figures.manipulations import draw_manipulations, manipulation_numbers, margin_text
 from figures.profiles import draw_profiles, profile_numbers
-from figures.repeat_probability import draw_repeat_probability, repeat_numbers
 from figures.scaling import draw_scaling, drawn_fits, scaling_numbers, size_text
-from figures.split_bars import draw_split_bars
+from figures.summary import draw_summary
+from figures.summary_repeats import draw_summary_repeats, repeat_numbers
+from tests.figure_tables import read_table
 from tests.synthetic_run import MODELS, write_measurement
 
 BOTH = ("toolshed", "coderepair")
 LONG = ("HuggingFaceTB/SmolLM2-1.7B-Instruct-q4", "an-organisation/A-Rather-Long-Model-Name-0.5B-Instruct")
 DRAWINGS: dict[str, Callable[[Path], list[Path]]] = {
     "scaling": draw_scaling,
-    "split_bars": draw_split_bars,
-    "repeat_probability": draw_repeat_probability,
+    "summary": draw_summary,
+    "summary_repeats": draw_summary_repeats,
     "manipulations": draw_manipulations,
-    "by_family": draw_by_family,
+    "breakdown": draw_breakdown,
     "profiles": draw_profiles,
 }
 RUNS = {"one": (list(MODELS)[:1], BOTH[:1]), "three": (list(MODELS)[:3], BOTH), "long": (LONG, BOTH)}
@@ -143,9 +144,9 @@ def test_no_text_covers_another_or_leaves_the_page(
     ("name", "table"),
     [
         ("scaling", "scaling.csv"),
-        ("repeat_probability", "summary.csv"),
+        ("summary_repeats", "summary.csv"),
         ("manipulations", "manipulations.csv"),
-        ("by_family", "breakdown.csv"),
+        ("breakdown", "breakdown.csv"),
         ("profiles", "profiles.csv"),
     ],
 )
@@ -156,7 +157,7 @@ def test_a_row_that_stands_twice_is_named_and_refused(name: str, table: str, tmp
         DRAWINGS[name](run)
 
 
-@pytest.mark.parametrize("name", ["repeat_probability", "manipulations", "by_family", "scaling", "profiles"])
+@pytest.mark.parametrize("name", ["summary_repeats", "manipulations", "breakdown", "scaling", "profiles"])
 def test_a_missing_interval_has_a_point_and_no_whisker(
     name: str, tmp_path: Path, runs: dict[str, Path], drawn: Callable[[str, Path], Pages]
 ) -> None:
@@ -298,7 +299,7 @@ def test_a_scaling_table_without_g_is_a_missing_table() -> None:
 def test_repeat_probability_pairs_before_and_after_and_leaves_values_as_they_are(
     runs: dict[str, Path], drawn: Callable[[str, Path], Pages]
 ) -> None:
-    figure, numbers = drawn("repeat_probability", runs["three"])["repeat_probability"]
+    figure, numbers = drawn("summary_repeats", runs["three"])["summary_repeats"]
     summary = read_table(runs["three"], "summary.csv").set_index(["model", "env", "measure"])
     assert len(numbers) == 3 * 2 * 5
     for row in numbers.itertuples():
@@ -416,7 +417,7 @@ def test_a_model_that_was_not_measured_in_an_environment_has_an_empty_panel(
     panels = drawn("manipulations", run)["manipulations"][0].axes
     assert [len(points(axes)) for axes in panels] == [16, 16, 0, 16]
     assert "not measured" in panels[2].get_title(loc="left").replace("\n", " ")
-    bars_page = drawn("split_bars", run)["split_bars"][0]
+    bars_page = drawn("summary", run)["summary"][0]
     assert [label.get_text() for label in bars_page.axes[1].get_yticklabels()] == ["not measured", "n = 100"]
 
 
@@ -446,8 +447,8 @@ def test_levels_are_sorted_by_copy_and_steps_by_number() -> None:
 def test_by_family_draws_one_figure_per_environment_with_the_numbers_of_the_table(
     runs: dict[str, Path], drawn: Callable[[str, Path], Pages]
 ) -> None:
-    found = drawn("by_family", runs["three"])
-    assert list(found) == ["by_family_toolshed", "by_family_coderepair"]
+    found = drawn("breakdown", runs["three"])
+    assert list(found) == ["breakdown_toolshed", "breakdown_coderepair"]
     table = read_table(runs["three"], "breakdown.csv")
     for env, (figure, numbers) in zip(BOTH, found.values(), strict=True):
         rows = table[(table["env"] == env) & (table["measure"] != "G")]
@@ -457,7 +458,7 @@ def test_by_family_draws_one_figure_per_environment_with_the_numbers_of_the_tabl
         expected = rows[~single].set_index(keys)[values].sort_index()
         pd.testing.assert_frame_equal(numbers.set_index(keys)[values].sort_index(), expected)
         assert sum(len(points(axes)) for axes in figure.axes) == len(numbers)
-    codes, numbers = found["by_family_coderepair"]
+    codes, numbers = found["breakdown_coderepair"]
     assert (
         numbers.loc[numbers["level"] == "timeout", "n"].eq(1).all()
     )  # a single item is shown, without whisker
@@ -469,7 +470,7 @@ def test_nothing_to_compare_is_a_missing_table(tmp_path: Path) -> None:
     run = write_measurement(tmp_path)
     edit(run, "breakdown.csv", lambda rows: rows[rows["by"] == "quotes_source"])
     with pytest.raises(MissingTable, match="no grouping of copy or sem with two levels"):
-        draw_by_family(run)
+        draw_breakdown(run)
     assert not (run / "figures").exists()
 
 

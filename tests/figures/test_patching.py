@@ -8,12 +8,13 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from figures.carried import draw_carried
-from figures.direct_total import direct_numbers
-from figures.layer_profile import layer_numbers
-from figures.load import FigureError, MissingTable, head_shares, of_metric, read_table
-from figures.path_bars import path_numbers
-from figures.site_comparison import site_numbers
+from figures.direct import direct_numbers
+from figures.joint import draw_joint
+from figures.layers import layer_numbers
+from figures.load import FigureError, MissingTable, head_shares, of_metric
+from figures.patch_sites import site_numbers
+from figures.path import path_numbers
+from tests.figure_tables import read_table
 from tests.synthetic_patching import write_patching
 from tests.synthetic_run import write_run
 
@@ -26,31 +27,31 @@ def run(tmp_path: Path) -> Path:
 
 def test_effects_of_other_sites_and_pairs_are_not_drawn_as_heads_of_delta_copy(tmp_path: Path) -> None:
     run = write_run(tmp_path, only_heads=True)
-    table = pd.read_csv(run / "shares.csv")
+    table = pd.read_csv(run / "patch.csv")
     others = [
         table.assign(site="v"),
         table.assign(at="record"),
         table.assign(**{"from": "neut", "to": "fail"}),
     ]
-    pd.concat([*others, table]).to_csv(run / "shares.csv", index=False)
+    pd.concat([*others, table]).to_csv(run / "patch.csv", index=False)
     for metric in ("logprob", "margin"):
         assert sum(map(len, head_shares(run, metric).values())) == len(table) / 2
-    others[0].to_csv(run / "shares.csv", index=False)
+    others[0].to_csv(run / "patch.csv", index=False)
     with pytest.raises(MissingTable, match="no rows of site z, at candidate"):
         head_shares(run)
 
 
 def test_head_effects_come_from_direct_where_no_head_was_patched_alone(run: Path) -> None:
     direct = pd.read_csv(run / "direct.csv").query("metric == 'margin' and direction == 'noise'")
-    found = head_shares(run, "margin")["noise"]  # shares.csv here has keys and values only
+    found = head_shares(run, "margin")["noise"]  # patch.csv here has keys and values only
     assert found["share"].tolist() == pytest.approx(direct["total_share"].tolist()) and len(found) == 270
     (run / "direct.csv").unlink()
-    with pytest.raises(MissingTable, match="shares.csv has no rows of site z"):
+    with pytest.raises(MissingTable, match="patch.csv has no rows of site z"):
         head_shares(run)
 
 
 def test_sites_are_compared_where_there_are_two(run: Path) -> None:
-    table = of_metric(read_table(run, "redundancy.csv"), "redundancy.csv", "logprob")
+    table = of_metric(read_table(run, "patch_redundancy.csv"), "patch_redundancy.csv", "logprob")
     found = site_numbers(table)
     assert len(found) == len(table)
     record = found[(found["at"] == "record") & (found["direction"] == "noise") & (found["set"] == "top32")]
@@ -82,8 +83,8 @@ def test_one_size_stands_beside_its_controls(
     kinds: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = write_run(tmp_path, only_heads=True)
-    table = pd.read_csv(run / "carried.csv")
-    table[(table["k"] == 16) & table["controls"].isin(kinds)].to_csv(run / "carried.csv", index=False)
+    table = pd.read_csv(run / "joint.csv")
+    table[(table["k"] == 16) & table["controls"].isin(kinds)].to_csv(run / "joint.csv", index=False)
     drawn: list[Figure] = []
 
     def save(figure: Figure, *_: object) -> list[Path]:
@@ -91,7 +92,7 @@ def test_one_size_stands_beside_its_controls(
         return []
 
     monkeypatch.setattr("figures.style.save", save)
-    draw_carried(run)
+    draw_joint(run)
     panels = [axes for axes in drawn[0].axes if axes.get_visible()]
     assert len(panels) == 8
     for axes in panels:

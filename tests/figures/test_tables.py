@@ -8,21 +8,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from figures.ablate import dose_numbers
 from figures.circuit import circuit_numbers
-from figures.dose_curve import dose_numbers
 from figures.head_map import head_grid
 from figures.labels import overlap
 from figures.load import (
-    REQUIRED,
     FigureError,
     MissingTable,
     first_way,
     read_heads,
-    read_table,
     selected_heads,
 )
-from figures.score_vs_effect import spearman
-from figures.split_bars import split_numbers
+from figures.patch_by_score import spearman
+from figures.summary import split_numbers
+from tests.figure_tables import READS, read_table
 from tests.synthetic_run import write_run
 
 
@@ -78,18 +77,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("run"))
 
 
-@pytest.mark.parametrize("name", REQUIRED)
+@pytest.mark.parametrize("name", sorted({table for _, table in READS}))
 def test_a_missing_column_is_named(name: str, run: Path, tmp_path: Path) -> None:
-    assert set(REQUIRED[name]) <= set(read_table(run, name))
+    read = {column for (_, table), columns in READS.items() if table == name for column in columns}
+    assert read <= set(read_table(run, name))
     table = pd.read_csv(run / name).head(9)
-    for column in REQUIRED[name]:
+    for column in read:
         table.drop(columns=column).to_csv(tmp_path / name, index=False)
         with pytest.raises(FigureError, match=f"{name} lacks the column {column}"):
             read_table(tmp_path, name)
 
 
 def test_text_an_empty_table_and_a_file_that_is_no_table_are_refused_by_name(tmp_path: Path) -> None:
-    header = ",".join(REQUIRED["heads.csv"])
+    header = ",".join(READS["load", "heads.csv"])
     path = tmp_path / "heads.csv"
     for content, message in (
         (f"{header}\n0,1,high\n", "text in the column prefix_matching"),
@@ -119,13 +119,13 @@ def circuit_tables() -> tuple[pd.DataFrame, pd.DataFrame]:
         for side in ("training", "held-out")
         for k in (1, 3)
     ]
-    curve = pd.DataFrame(rows, columns=list(REQUIRED["circuit_curve.csv"]))
+    curve = pd.DataFrame(rows, columns=list(READS["circuit", "circuit_curve.csv"]))
     found = [
         (m, "necessity", 0.9, k, done, "held-out", metric, *([share] * 9), 9)
         for metric, share in (("logprob", 0.75), ("margin", 0.5))
         for m, k, done in (("score", 3, "True"), ("greedy", 1, "False"))
     ]
-    return curve, pd.DataFrame(found, columns=list(REQUIRED["circuit.csv"]))
+    return curve, pd.DataFrame(found, columns=list(READS["circuit", "circuit.csv"]))
 
 
 def test_the_found_sizes_are_marked_on_the_curve_and_what_was_not_found_is_told_apart() -> None:

@@ -306,7 +306,7 @@ def test_a_template_that_changes_what_is_said_still_ends_the_turn(tiny_tokenizer
 
 def test_text_that_a_template_moves_is_found_and_named() -> None:
     rendering = render(form("mistral-v3"), TURNS)
-    assert rendering.notes == ("the template puts behind later ones message 1 (system)",)
+    assert rendering.notes == ("the template puts after later ones message 1 (system)",)
     places = [place for place in rendering.places if place is not None]
     assert [rendering.text[slice(*place)] for place in places] == [one["content"] for one in TURNS]
     assert rendering.text.endswith(f"[INST] {TURNS[0]['content']}\n\n{TURNS[3]['content']}[/INST]")

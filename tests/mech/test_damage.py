@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mech.errors import InputError
-from mech.head_scores.damage import damage_matched
+from mech.head_scores.controls import damage_matched
 from mech.heads import Head, HeadSet
 
 EVERY = HeadSet(Head(layer, head) for layer in range(8) for head in range(8))

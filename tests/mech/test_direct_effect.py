@@ -21,15 +21,15 @@ from mech.patching import direct_effect
 from mech.patching import frozen_norm as writes
 from mech.patching.direct_effect import (
     Parts,
+    direct_changes,
     direct_changes_mlp,
-    direct_effects,
     direct_names,
     head_parts,
     mlp_parts,
 )
 from mech.patching.frozen_norm import (
     attention_norm,
-    attention_writes,
+    attention_output,
     final_norm,
     head_outputs,
     require_additive,
@@ -54,6 +54,10 @@ from tests.tiny_models import FAMILIES
 from tests.tolerances import FP32, FP64
 
 pytestmark = pytest.mark.usefixtures("exact_softmax", "one_thread")
+
+
+def direct_effects(*arguments: Any) -> dict[Head, float]:
+    return {head: float(one.sum()) for head, one in direct_changes(*arguments).items()}
 
 
 def direct_effects_mlp(*arguments: Any) -> dict[int, float]:
@@ -265,8 +269,8 @@ def test_a_model_whose_parts_do_not_add_up_is_refused_by_name(
     require_additive(model, resid, z, mlp)
     with pytest.raises(InputError, match="Layer 1 of LlamaForCausalLM adds to the residual stream more than"):
         require_additive(model, resid, z, [mlp[0], 1.1 * mlp[1], mlp[2]])
-    residual_multiplier: Any = lambda *args: 0.5 * attention_writes(*args)  # noqa: E731 - as in Granite
-    monkeypatch.setattr(writes, "attention_writes", residual_multiplier)
+    residual_multiplier: Any = lambda *args: 0.5 * attention_output(*args)  # noqa: E731 - as in Granite
+    monkeypatch.setattr(writes, "attention_output", residual_multiplier)
     for measure in (direct_effects, direct_effects_mlp):
         with pytest.raises(InputError, match="Layer 0 of LlamaForCausalLM"):
             measure(Engine(model), recipient, donor)

@@ -11,8 +11,7 @@ from mech.engine.engine import Engine
 from mech.engine.queries import Query
 from mech.errors import InputError
 from mech.models.model import Model
-from mech.patching.directions import random_direction
-from mech.patching.donors import RoleMeans, by_role, in_order
+from mech.patching.donors import RoleMeans, by_role, in_order, random_direction
 from mech.patching.means import mean_z
 from tests.mech_cases import LEFT, RIGHT, FolderFactory, noise, one_thread, tiny_model  # noqa: F401 - a fixture
 from tests.tolerances import FP64

@@ -19,7 +19,6 @@ from mech.head_scores.induction import (
     head_scores,
     repeated_tokens,
     top_heads,
-    w_o,
 )
 from mech.heads import Head, HeadSet
 from mech.models.model import Model
@@ -137,12 +136,12 @@ def independent_scores(model: Model, sequences: RepeatedTokens) -> dict[str, lis
                     found["previous_token"].append(float(at[t - 1]))
                     found["attention_sink"].append(float(at[0]))
                     logits = heard(
-                        model, cache, layer, z[sequence, t, head] @ w_o(model, layer)[head], sequence, t
+                        model, cache, layer, z[sequence, t, head] @ model.w_o(layer)[head], sequence, t
                     )
                     found["copying"].append(float(logits[tokens[first + 1]] - logits[drawn].mean()))
                     lowered = 0.0
                     for s in range(sequences.lead, t + 1):
-                        out = v[sequence, s, shared] @ w_o(model, layer)[head]
+                        out = v[sequence, s, shared] @ model.w_o(layer)[head]
                         logits = heard(model, cache, layer, out, sequence, t)
                         own = float(logits[tokens[s]] - logits[drawn].mean())
                         lowered -= float(at[s]) * own
@@ -200,7 +199,7 @@ def test_what_heads_say_behind_gemmas_norm_is_what_the_stream_receives(tiny_fold
             for t in range(1, 11):
                 whole = cache[f"blocks.{layer}.ln1_post.hook_in"][0, t]
                 heads = [
-                    frozen_norm(post, z[t, h] @ w_o(model, layer)[h], whole) for h in range(model.n_heads)
+                    frozen_norm(post, z[t, h] @ model.w_o(layer)[h], whole) for h in range(model.n_heads)
                 ]
                 received = (
                     cache[f"blocks.{layer}.hook_resid_mid"][0, t]
@@ -235,7 +234,7 @@ def test_a_heads_output_is_its_z_through_its_own_slice(family: str, tiny_folder:
         _, cache = model.bridge.run_with_cache(sequences.tokens)
         for layer in range(model.n_layers):
             z = cache[f"blocks.{layer}.attn.hook_z"].reshape(-1, model.n_heads, model.d_head)
-            summed = torch.einsum("phd,hdm->pm", z, w_o(model, layer))
+            summed = torch.einsum("phd,hdm->pm", z, model.w_o(layer))
             bias = getattr(model.bridge.blocks[layer].attn.o.original_component, "bias", None)
             whole = cache[f"blocks.{layer}.hook_attn_out"][0] - (0 if bias is None else bias)
             torch.testing.assert_close(summed, whole, rtol=0, atol=FP64)

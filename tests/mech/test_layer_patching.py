@@ -133,7 +133,9 @@ def test_what_cannot_be_patched_is_refused(tiny_folder: FolderFactory) -> None:
                 patch_layers(engine, to, source, site)
         end = model.n_layers + (site == "resid_pre")
         for layer in (-1, end):
-            with pytest.raises(InputError, match=f"no {site} of layer {layer}: choose from 0-{end - 1}"):
+            with pytest.raises(
+                InputError, match=f"no L{layer} to patch at {site} of .*: choose from L0 to L{end - 1}"
+            ):
                 patch_layers(engine, recipient, donor, site, [layer])
     with pytest.raises(InputError, match="did not keep 'blocks.0.hook_mlp_out'"):
         patch_layers(engine, recipient, bare, "mlp_out")

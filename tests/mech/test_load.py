@@ -132,7 +132,7 @@ def test_pre_tokenizer_said_by_hand_is_part_of_the_identity_and_shown(tmp_path: 
     model, results = examine_model(str(file), cache_dir=tmp_path / "cache", pre="smollm")
     shown = next(one for one in results if one.name == "pre_tokenizer")
     assert model.identity.pre == "smollm"
-    assert shown.passed and shown.flagged and "'smollm' was said by hand" in shown.sentence
+    assert shown.passed and shown.flagged and "'smollm' was given by hand" in shown.sentence
 
 
 def test_tied_parameters_count_once(tiny_folder: FolderFactory) -> None:

@@ -27,7 +27,7 @@ from mech.patching.patch import (
     patch_parts,
     site_names,
 )
-from mech.patching.patterns import carried, patch_pattern_sets, patch_patterns, pattern_names
+from mech.patching.patterns import moved_patterns, patch_pattern_sets, patch_patterns, pattern_names
 from tests.mech_cases import (
     ACTION,
     LEFT,
@@ -172,13 +172,13 @@ def test_a_carried_pattern_sums_to_one_and_gives_the_record_nothing(
 ) -> None:
     model = tiny_model(tiny_folder, family)
     runs = two(Engine(model), "pattern", SHORT)
-    for pattern in carried(model, *runs, WITHOUT_RECORD):
+    for pattern in moved_patterns(model, *runs, WITHOUT_RECORD):
         np.testing.assert_allclose(pattern.sum(-1), 1.0, atol=1e-12)
         assert float(pattern[:, :, len(STEM) : len(LEFT) - 1].abs().max()) == 0.0
     with pytest.raises(InputError, match="attention may not be lost"):
-        carried(model, *runs, WITHOUT_RECORD[1:])
+        moved_patterns(model, *runs, WITHOUT_RECORD[1:])
     with pytest.raises(InputError, match="each once"):
-        carried(model, *runs, [(theirs, 0) for theirs, _ in WITHOUT_RECORD])
+        moved_patterns(model, *runs, [(theirs, 0) for theirs, _ in WITHOUT_RECORD])
 
 
 def test_a_pattern_from_oneself_and_values_from_oneself_change_nothing(tiny_folder: FolderFactory) -> None:

@@ -205,7 +205,7 @@ def test_a_template_that_words_itself_by_a_message_is_refused_where_that_spells_
     asking = Speaker(copy.deepcopy(speaker.tokenizer))
     asking.tokenizer.chat_template = "{% if '<|end|>' in messages[0].content %}<|turn|>{% endif %}" + TEMPLATE
     assert render(asking, turns("go")).notes == ()
-    with pytest.raises(InputError, match=r"by what stands in message 1 \(user\), which spells <\|end\|>"):
+    with pytest.raises(InputError, match=r"on the content of message 1 \(user\), which spells <\|end\|>"):
         render(asking, turns("go <|end|>"))
 
 

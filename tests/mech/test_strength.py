@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mech.engine.engine import Engine
 from mech.errors import InputError
+from mech.head_scores.controls import low_heads, strength_matched
 from mech.head_scores.norms import HeadNorms, head_norms
-from mech.head_scores.strength import low_heads, strength_matched
 from mech.heads import Head, HeadSet
 from mech.models.model import Model
 from tests.mech_cases import LEFT, RIGHT, FolderFactory, one_thread, tiny_model  # noqa: F401 - a fixture

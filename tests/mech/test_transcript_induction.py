@@ -160,12 +160,12 @@ def test_the_copy_is_found_by_its_tokens() -> None:
 @pytest.mark.parametrize(
     ("query", "record", "said"),
     [
-        (QUERY, range(9, 14), "holds the action's tokens 0 times"),
-        (Query((1, 2, 1, 2, 1), (1, 2)), range(0, 5), "holds the action's tokens 2 times"),
+        (QUERY, range(9, 14), "has the action's tokens 0 times"),
+        (Query((1, 2, 1, 2, 1), (1, 2)), range(0, 5), "has the action's tokens 2 times"),
         (Query((1, 1, 1), (1, 1)), range(0, 3), "2 times"),
-        (QUERY, range(9, 99), "does not lie inside the prompt"),
-        (QUERY, range(0), "does not lie inside the prompt"),
-        (QUERY, range(-1, 14), "does not lie inside the prompt"),
+        (QUERY, range(9, 99), "is not inside the prompt"),
+        (QUERY, range(0), "is not inside the prompt"),
+        (QUERY, range(-1, 14), "is not inside the prompt"),
     ],
 )
 def test_a_record_that_does_not_hold_the_call_is_refused(query: Query, record: range, said: str) -> None:
@@ -176,8 +176,8 @@ def test_a_record_that_does_not_hold_the_call_is_refused(query: Query, record: r
 def test_copies_that_are_none_are_refused() -> None:
     blank = [torch.zeros(1, 5, len(QUERY.tokens))]
     for copy in (range(10, 14), range(18, 23)):
-        with pytest.raises(InputError, match="has its length, and stands in the prompt"):
+        with pytest.raises(InputError, match="have its length, and lie in the prompt"):
             transcript_scores(blank, QUERY, copy)
     query = Query((8, 1, 7), (1,))
-    with pytest.raises(InputError, match="No candidate token has a match"):
+    with pytest.raises(InputError, match="No action token has a match"):
         transcript_scores([torch.zeros(1, 1, 3)], query, range(1, 2))

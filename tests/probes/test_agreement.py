@@ -226,11 +226,11 @@ EFFECTS = effects_of(draws())
         (SCORES, EFFECTS.drop(columns="task_id"), "lack the columns task_id"),
         (SCORES.drop(columns="layer"), EFFECTS, "lack the column layer"),
         (SCORES[1:], EFFECTS, "L0H0 was patched and has no score"),
-        (pd.concat([SCORES, SCORES[:1]]), EFFECTS, "L0H0 stands twice"),
+        (pd.concat([SCORES, SCORES[:1]]), EFFECTS, "L0H0 occurs twice"),
         (SCORES.assign(copying=[math.nan, *X[1:]]), EFFECTS, "copying of L0H0 is no finite number"),
         (SCORES.assign(copying=[*X[1:], math.inf]), EFFECTS, "copying of L3H2 is no finite number"),
         (SCORES, EFFECTS[1:], "Item i00 has no effect_nats for layer 0, head 0"),
-        (SCORES, pd.concat([EFFECTS, EFFECTS[:1]]), "A row stands twice"),
+        (SCORES, pd.concat([EFFECTS, EFFECTS[:1]]), "A row occurs twice"),
         (
             SCORES,
             EFFECTS.assign(effect_nats=[math.nan, *EFFECTS["effect_nats"][1:]]),

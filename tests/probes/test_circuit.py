@@ -13,12 +13,9 @@ from mech.engine.queries import Score
 from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from probes.effects.circuit import (
-    Scored,
     against_random,
     completeness_gaps,
-    metric_values,
     minimality,
-    needed,
     pooled,
     random_subsets,
     require_delta,
@@ -37,7 +34,7 @@ from probes.effects.circuit_stability import (
     untouched,
     within_layers,
 )
-from probes.scoring.contrast import Contrast
+from probes.scoring.contrast import Contrast, Scored, metric_values, needed
 from tests.study_cases import ITEMS
 
 A, B, C, D, E = HEADS = [Head(layer, 0) for layer in range(5)]

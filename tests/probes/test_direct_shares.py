@@ -15,7 +15,7 @@ def streams(name: str) -> np.random.Generator:
 
 
 def rows(n_tasks: int) -> pd.DataFrame:
-    """Head 0 carries (direct 2 to 3 of 10 nats), head 1 holds back, head 2 does both; one MLP works through others."""
+    """Head 0 copies (direct 2 to 3 of 10 nats), head 1 suppresses, head 2 does both; one MLP works through others."""
     lines = []
     for task in range(n_tasks):
         known = {"item_id": f"i{task}", "task_id": f"t{task}", "direction": "noise", "delta": 10.0}
@@ -32,7 +32,7 @@ def test_shares_and_roles_are_those_of_the_numbers() -> None:
     table = direct_shares(rows(8), streams, n_draws=500)
     assert tuple(table.columns) == DIRECT
     heads = table[table["kind"] == "head"].set_index("head")
-    assert heads["role"].to_dict() == {0: "carries", 1: "holds back", 2: ""}
+    assert heads["role"].to_dict() == {0: "copying", 1: "suppression", 2: ""}
     assert heads["direct_share"].tolist() == pytest.approx([0.25, -0.15, 0.0])
     assert heads["indirect_share"].tolist() == pytest.approx([0.05, 0.45, 0.3])
     assert heads["total_nats"].tolist() == [3.0] * 3
@@ -74,5 +74,5 @@ def test_what_could_only_be_wrong_is_refused() -> None:
         direct_shares(rows(8).drop(columns="direct_nats"), streams)
     with pytest.raises(InputError, match="'embedding' is not a kind"):
         direct_shares(rows(8).assign(kind="embedding"), streams)
-    with pytest.raises(InputError, match="stands twice"):
+    with pytest.raises(InputError, match="occurs twice"):
         direct_shares(pd.concat([rows(8), rows(8).head(1)]), streams)

@@ -50,7 +50,7 @@ def test_the_area_is_the_mean_height_of_the_share_curve_and_ranked_kind_by_kind(
     assert (
         tuple(found.reset_index()[list(dose.DOSE)].columns)
         == dose.DOSE
-        == tuple(n for n in schema.DOSE[2:] if n not in ADDED)
+        == tuple(n for n in schema.TABLES["ablate_dose"][2:] if n not in ADDED)
     )
     area = (2 * (0 + 0.2) / 2 + 4 * (0.2 + 0.8) / 2) / 6
     assert found["area"].tolist() == pytest.approx([area, area])
@@ -101,7 +101,7 @@ def test_an_area_of_nothing_and_a_draw_of_one_size_only_are_not_numbers() -> Non
 
 def test_each_size_is_ranked_among_the_controls_of_each_kind() -> None:
     found = dose.against_controls(dose.share_removed(ablated(CURVE), _rng, n_draws=100))
-    assert tuple(found.columns) == tuple(n for n in schema.CONTROLS[2:] if n not in ADDED)
+    assert tuple(found.columns) == tuple(n for n in schema.TABLES["ablate_controls"][2:] if n not in ADDED)
     lines = found.set_index(["set", "control"])
     assert lines.loc[("top2", "random"), ["p", "percentile"]].tolist() == [1 / 4, 100]
     assert lines.loc[("top2", "norm"), ["p", "percentile"]].tolist() == [1.0, 0]
@@ -133,7 +133,7 @@ def beside(shift: dict[str, float], spread: float = 0.05) -> pd.DataFrame:
 
 def test_a_change_is_paired_and_equivalent_only_where_its_interval_is_inside() -> None:
     found = off_target_changes(beside({"a": 0.0, "b": 0.4, "b/random0": -3.0}), {"sem": 0.5}, _rng, 2000)
-    assert tuple(found.columns) == OFFTARGET == schema.OFFTARGET[1:]
+    assert tuple(found.columns) == OFFTARGET == schema.TABLES["ablate_off_target"][1:]
     lines = found.set_index("set")
     assert lines.loc["a", ["whole", "ablated", "change"]].tolist() == pytest.approx([3.5, 3.625, 0.125])
     assert lines.loc["a", "ci_lo"] < 0.125 < lines.loc["a", "ci_hi"] < 0.5

@@ -135,7 +135,7 @@ def test_redundancy_needs_every_head_alone() -> None:
         ({"effect_nats": math.nan}, "no effect_nats"),
         ({"layer": math.nan}, "no layer"),
         ({"delta": 11.0}, "two deltas"),
-        ({"layer": 17, "head": 3}, "stands twice"),
+        ({"layer": 17, "head": 3}, "occurs twice"),
     ],
 )
 def test_patch_rows_that_could_only_give_wrong_shares_are_refused(
@@ -248,16 +248,8 @@ def test_without_controls_there_is_no_p() -> None:
     assert found["p"].isna().all() and (found["n_controls"] == 0).all() and len(found) == 2
 
 
-def test_the_area_is_the_mean_height_of_the_curve() -> None:
-    found = dose.area(dose.dose_curve(_ablated(CURVE), _rng, n_draws=100)).set_index("kind")
-    assert found.loc["selected", "area"] == pytest.approx((4 * 17.5 + 12 * 9) / 16)
-    assert found.loc["random", "area"] == pytest.approx((4 * 20.5 + 12 * 20.25) / 16)
-    assert (found["k_max"] == 16).all()
-
-
-def test_a_curve_without_the_whole_model_has_no_area_and_no_shares() -> None:
+def test_a_curve_without_the_unablated_model_has_no_shares() -> None:
     rows = _ablated({key: mean for key, mean in CURVE.items() if key[1] != "none"})
-    assert dose.area(dose.dose_curve(rows, _rng, n_draws=100))["area"].isna().all()
     with pytest.raises(InputError, match="one set of kind none, not 0"):
         dose.share_removed(rows, _rng)
     with pytest.raises(InputError, match="one set of kind none, not 0"):
@@ -268,7 +260,7 @@ def test_ablation_rows_that_could_only_give_a_wrong_curve_are_refused() -> None:
     rows = _ablated(CURVE)
     with pytest.raises(InputError, match="'best' is not a kind"):
         dose.dose_curve(rows.assign(kind="best"), _rng)
-    with pytest.raises(InputError, match="stands twice"):
+    with pytest.raises(InputError, match="occurs twice"):
         dose.dose_curve(pd.concat([rows, rows.iloc[:1]]), _rng)
     with pytest.raises(InputError, match="i29 has no value for k 16"):
         dose.dose_curve(rows.iloc[:-1], _rng)

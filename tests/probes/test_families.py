@@ -26,15 +26,15 @@ def _table() -> pd.DataFrame:
 
 
 def test_a_family_is_corrected_apart_by_metric_and_its_own_columns() -> None:
-    table = corrected(_table(), "carried")
+    table = corrected(_table(), "joint")
     assert table.columns.tolist() == ["env", "metric", "p", "p_holm", "family_size", "last"]
     np.testing.assert_allclose(table["p_holm"], [0.02, 0.04, 0.03, math.nan, 0.2])
     assert table["family_size"].tolist() == [2, 2, 1, 1, 1]  # the NaN of b is no test
-    pd.testing.assert_frame_equal(corrected(table, "carried"), table)
-    assert family_lines(table, "carried") == [
-        "Holm family 'carried' (a, logprob): 2 tests",
-        "Holm family 'carried' (a, margin): 1 test",
-        "Holm family 'carried' (b, logprob): 1 test",
+    pd.testing.assert_frame_equal(corrected(table, "joint"), table)
+    assert family_lines(table, "joint") == [
+        "Holm family 'joint' (a, logprob): 2 tests",
+        "Holm family 'joint' (a, margin): 1 test",
+        "Holm family 'joint' (b, logprob): 1 test",
     ]
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from probes.stats.halves import halves, ranking_reliability
-from probes.stats.ranks import layer_spearman
+from probes.stats.ranks import halves, layer_spearman, ranking_reliability
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -423,7 +423,7 @@ def test_every_fault_of_a_file_is_in_one_message_with_its_line_and_item(
         ),
         "line 3": ("not a whole JSON object",),
         f"line 4 (item '{c}')": (
-            "'tool' stands twice",
+            "'tool' occurs twice",
             "'distractors[1]' is the same action as 'distractors[0]'",
         ),
         f"line 5 (item '{a}')": ("already on line 1",),

@@ -333,7 +333,7 @@ def test_a_row_that_could_only_give_a_wrong_number_is_refused(column: str, value
 
 def test_a_score_that_stands_twice_is_refused_by_name() -> None:
     rows = pd.concat([_rows(HAND), _rows({"neut": {"failed": -3.0}})])
-    with pytest.raises(InputError, match="t1-a/neut/failed stands twice"):
+    with pytest.raises(InputError, match="t1-a/neut/failed occurs twice"):
         measure(rows)
 
 

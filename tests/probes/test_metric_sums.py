@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from experiments.mechanism.attribute import exact_scores
-from experiments.mechanism.pairs import PairRuns, about_difference
+from experiments.mechanism.pairs import PairRuns
 from mech.engine.engine import Engine
 from mech.engine.queries import Query, Score
 from mech.interventions.intervention import Intervention
@@ -99,7 +99,7 @@ def test_everything_from_the_other_run_gives_the_whole_difference_in_every_metri
 ) -> None:
     model, item = engine.model, PAIRS[name]
     runs = runs_of(engine, item, attribution_names(model))
-    about = about_difference(runs.contrast, runs.runs)
+    about = runs.about()
     deltas = metrics_of(about["n_tokens"], about["delta"])
     for direction in ("noise", "denoise"):
         effects: dict[str, float] = {}
@@ -129,7 +129,7 @@ def test_estimates_of_every_metric_are_near_the_exact_effects_along_a_fine_line(
 ) -> None:
     """Along a fine line an MLP that moves alone gets its exact effect: in the margin and the tail as well."""
     runs = runs_of(engine, PAIRS[name], attribution_names(engine.model))
-    counts = about_difference(runs.contrast, runs.runs)["n_tokens"]
+    counts = runs.about()["n_tokens"]
     exact: dict[str, dict[str, float]] = {}
     estimates: dict[str, dict[str, float]] = {}
     once: dict[str, dict[str, float]] = {}

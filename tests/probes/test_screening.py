@@ -19,7 +19,7 @@ from mech.patching.patch import all_heads, patch_heads, patch_layers
 from probes.effects import attribution as screening
 from probes.effects.attribution import ATTRIBUTION, compared, units_of
 from probes.stats.bootstrap import cluster_bootstrap, percentile_ends
-from probes.stats.ranks import places, recall, spearman
+from probes.stats.ranks import places, rank_statistics, spearman
 from tests.mech_cases import ACTION, LEFT, RIGHT, FolderFactory, tiny_model
 from tests.mech_cases import one_thread as one_thread
 
@@ -55,9 +55,14 @@ def cell(found: pd.DataFrame, **where: Any) -> float:
     return float(part["estimate"].iloc[0])
 
 
+def recall(exact: np.ndarray, guess: np.ndarray, k: int) -> np.ndarray:
+    found: np.ndarray = rank_statistics(exact, guess, [k], by_magnitude=True)["recall", k]
+    return found
+
+
 def test_ranks_are_by_magnitude_and_ties_go_to_the_first() -> None:
     values = np.array([[0.0, -3.0, 2.0, 3.0], [1.0, 1.0, 1.0, 1.0]])
-    assert places(values).tolist() == [[3, 0, 2, 1], [0, 1, 2, 3]]
+    assert places(np.abs(values)).tolist() == [[3, 0, 2, 1], [0, 1, 2, 3]]
     guess = np.array([[9.0, -3.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
     assert recall(values, guess, 2).tolist() == [0.5, 0.5]
     rng = _rng("ranks")
@@ -249,7 +254,7 @@ def test_sites_and_directions_are_kept_apart_and_the_order_of_rows_does_not_matt
         ({"direction": "sideways"}, "'sideways' is not a direction"),
         ({"estimate_nats": math.nan}, "item a has no estimate_nats"),
         ({"head": math.nan}, "item a has no head"),
-        ({"layer": 1, "head": 1}, "stands twice"),
+        ({"layer": 1, "head": 1}, "occurs twice"),
     ],
 )
 def test_rows_that_could_only_give_a_wrong_comparison_are_refused(

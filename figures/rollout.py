@@ -19,6 +19,10 @@ from figures import style
 from figures.layout import LINE, arms, fold, page_name, row_height, rows_of, side_column, span
 from figures.load import MissingTable, read_table, refuse_doubles
 
+READS = {
+    "rollout_rates.csv": ("model", "env", "arm", "metric", "mean", "ci_lo", "ci_hi", "n"),
+}
+"""Table → the columns that are read of it."""
 # title → its metrics; of two, the second is hollow
 PANELS = {
     "readable\ncalls": ("parseable_share",),
@@ -49,12 +53,12 @@ def rollout_numbers(rates: pd.DataFrame) -> pd.DataFrame:
     return rows[columns].reset_index(drop=True)
 
 
-def draw_rollouts(run: Path) -> list[Path]:
-    """Write the figure `rollouts`, a page a model and environment."""
-    numbers = rollout_numbers(read_table(run, "rollout_rates.csv"))
+def draw_rollout(run: Path) -> list[Path]:
+    """Write the figure `rollout`, a page a model and environment."""
+    numbers = rollout_numbers(read_table(run, "rollout_rates.csv", READS))
     written = []
     for index, ((model, env), rows) in enumerate(numbers.groupby(["model", "env"], sort=False)):
-        written += _draw_page(rows, f"{model}, {env}", run, page_name("rollouts", index))
+        written += _draw_page(rows, f"{model}, {env}", run, page_name("rollout", index))
     return written
 
 

@@ -18,6 +18,10 @@ from figures import style
 from figures.layout import fold, foot
 from figures.load import MissingTable, read_arms
 
+READS = {
+    "summary.csv": ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "n"),
+}
+"""Table → the columns that are read of it."""
 MEASURES = ("copy", "sem", "G")
 _BAR = 0.30
 _TITLE = "How a recorded failure changes the log-probability of the failed action a×"
@@ -46,9 +50,9 @@ def split_numbers(summary: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["model", "env", "quantity", "mean", "ci_lo", "ci_hi", "n"])
 
 
-def draw_split_bars(run: Path) -> list[Path]:
-    """Write the figure `split_bars`; returns its three files."""
-    numbers = split_numbers(read_arms(run, "summary.csv"))
+def draw_summary(run: Path) -> list[Path]:
+    """Write the figure `summary`; returns its three files."""
+    numbers = split_numbers(read_arms(run, "summary.csv", READS))
     envs = list(dict.fromkeys(numbers["env"]))
     models = list(dict.fromkeys(numbers["model"]))
     n_across = min(2, len(envs))
@@ -70,7 +74,7 @@ def draw_split_bars(run: Path) -> list[Path]:
         else:
             figure.suptitle(_TITLE, x=0.01, ha="left", fontsize=9.5)
             foot(figure, _AXIS, handles, [str(handle.get_label()) for handle in handles], n_across=3)
-        return style.save(figure, numbers, run, "split_bars")
+        return style.save(figure, numbers, run, "summary")
 
 
 def _draw_panel(axes: Axes, rows: pd.DataFrame, models: list[str], named: bool, with_env: bool) -> None:

@@ -18,11 +18,18 @@ from figures.labels import name_points
 from figures.layout import count
 from figures.load import DIFFERENCES, DIRECTIONS, MissingTable, of_metric, read_table, refuse_doubles
 
+READS = {
+    "direct.csv": (
+        *("metric", "direction", "kind", "layer", "head", "total_share", "direct_share", "role"),
+        *("n", "from", "to"),
+    ),
+}
+"""Table → the columns that are read of it."""
 TITLES = {"denoise": "Denoising (sufficiency)", "noise": "Noising (necessity)"}
 _LOOKS = {
     "": ("not told from 0 (Holm over heads)", style.OTHER, "o", 9),
-    "carries": ("carries Δcopy", style.SELECTED, "D", 20),
-    "holds back": ("holds copying back", style.SEM, "v", 24),
+    "copying": ("copying: direct effect above 0", style.SELECTED, "D", 20),
+    "suppression": ("suppression: direct effect below 0", style.SEM, "v", 24),
 }
 _N_LABELS = 7
 
@@ -43,9 +50,9 @@ def direct_numbers(table: pd.DataFrame) -> pd.DataFrame:
     return kept.assign(role=kept["role"].fillna("")).reset_index(drop=True)
 
 
-def draw_direct_total(run: Path, metric: str = "logprob") -> list[Path]:
-    """Write the figure `direct_total`, a panel per direction; returns its three files."""
-    numbers = direct_numbers(of_metric(read_table(run, "direct.csv"), "direct.csv", metric))
+def draw_direct(run: Path, metric: str = "logprob") -> list[Path]:
+    """Write the figure `direct`, a panel per direction; returns its three files."""
+    numbers = direct_numbers(of_metric(read_table(run, "direct.csv", READS), "direct.csv", metric))
     present = [name for name in DIRECTIONS if name in set(numbers["direction"])]
     with style.styled():
         figure, panels = style.new_figure(3.6, n_columns=len(present))
@@ -59,7 +66,7 @@ def draw_direct_total(run: Path, metric: str = "logprob") -> list[Path]:
         figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=len(found))
         for axes, direction in zip(panels, present, strict=True):
             _name(figure, axes, numbers[numbers["direction"] == direction])
-        return style.save(figure, numbers, run, "direct_total")
+        return style.save(figure, numbers, run, "direct")
 
 
 def _draw(axes: Axes, part: pd.DataFrame, what: str) -> None:

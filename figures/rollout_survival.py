@@ -1,9 +1,9 @@
 """How long rollouts go without repeating a failed action: the Kaplan-Meier curve of each arm, with pointwise intervals.
 
-Reads survival.csv. Up to eight arms have a colour and a marker of their own, and dashes if they have a ban; of more,
-those that differ in the harness come first, then the others in the order of the table, and the rest are thin grey
-lines. Intervals are bands, and whiskers where more than four bands would lie on each other. Curves stand a little to
-the left or right of their step, so that none hides another. A page a model and environment.
+Reads rollout_survival.csv. Up to eight arms have a colour and a marker of their own, and dashes if they have a ban;
+of more, those that differ in the harness come first, then the others in the order of the table, and the rest are thin
+grey lines. Intervals are bands, and whiskers where more than four bands would lie on each other. Curves stand a
+little to the left or right of their step, so that none hides another. A page a model and environment.
 """
 
 from __future__ import annotations
@@ -19,6 +19,12 @@ from figures.layout import arms as whiskers
 from figures.layout import page_name
 from figures.load import FigureError, read_table, refuse_doubles
 
+READS = {
+    "rollout_survival.csv": (
+        *("model", "env", "arm", "t", "at_risk", "events", "survival", "ci_lo", "ci_hi"),
+    ),
+}
+"""Table → the columns that are read of it."""
 _LOOKS = (
     *((style.TOTAL, "o"), (style.COPY, "s"), (style.SEM, "^"), ("#009E73", "D")),
     *(("#CC79A7", "v"), ("#E69F00", "P"), (style.RANDOM, "X"), (style.MUTED, "*")),
@@ -35,11 +41,13 @@ def survival_numbers(table: pd.DataFrame) -> pd.DataFrame:
         FigureError: an arm has two rows of one t, or its curve rises.
     """
     keys = ["model", "env", "arm"]
-    refuse_doubles(table, "survival.csv", [*keys, "t"])
+    refuse_doubles(table, "rollout_survival.csv", [*keys, "t"])
     rows = table.sort_values("t", kind="stable")
     rising = rows.groupby(keys, sort=False)["survival"].diff() > 1e-9
     if rising.any():
-        raise FigureError(f"survival.csv has a curve that rises: arm {rows.loc[rising, 'arm'].iloc[0]}.")
+        raise FigureError(
+            f"rollout_survival.csv has a curve that rises: arm {rows.loc[rising, 'arm'].iloc[0]}."
+        )
     columns = [*keys, "t", "at_risk", "events", "survival", "ci_lo", "ci_hi"]
     return rows[columns].sort_index().reset_index(drop=True)
 
@@ -53,12 +61,12 @@ def coloured(arms: list[str]) -> list[str]:
     return [arm for arm in arms if arm in chosen]
 
 
-def draw_survival(run: Path) -> list[Path]:
-    """Write the figure `survival`, a page a model and environment."""
-    numbers = survival_numbers(read_table(run, "survival.csv"))
+def draw_rollout_survival(run: Path) -> list[Path]:
+    """Write the figure `rollout_survival`, a page a model and environment."""
+    numbers = survival_numbers(read_table(run, "rollout_survival.csv", READS))
     written = []
     for index, ((model, env), rows) in enumerate(numbers.groupby(["model", "env"], sort=False)):
-        written += _draw_page(rows, f"{model}, {env}", run, page_name("survival", index))
+        written += _draw_page(rows, f"{model}, {env}", run, page_name("rollout_survival", index))
     return written
 
 

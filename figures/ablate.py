@@ -1,10 +1,9 @@
 """Dose and response: a measure against the number of ablated heads, selected heads against controls.
 
-Reads ablation.csv, and controls.csv where offtarget.csv is there too. Selected heads: mean and 95 % interval. Controls
-(random heads of the same layers; heads of the same output norm; as many as cost as much): the range, smallest to
-largest mean, over their draws, and the median.
-No ablation: the horizontal line. Under Δcopy stands, size by size, the percentile of the selected set among its
-controls by the share of Δcopy removed.
+Reads ablate.csv, and ablate_controls.csv where ablate_off_target.csv is there too. Selected heads: mean and 95 %
+interval. Controls (random heads of the same layers; heads of the same output norm; as many as cost as much): the
+range, smallest to largest mean, over their draws, and the median. No ablation: the horizontal line. Under Δcopy
+stands, size by size, the percentile of the selected set among its controls by the share of Δcopy removed.
 """
 
 from __future__ import annotations
@@ -19,6 +18,11 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from figures import style
 from figures.load import FigureError, MissingTable, first_way, read_table
 
+READS = {
+    "ablate.csv": ("set", "kind", "k", "measure", "mean", "ci_lo", "ci_hi", "n"),
+    "ablate_controls.csv": ("set", "k", "n_controls", "p", "control", "percentile"),
+}
+"""Table → the columns that are read of it."""
 LABELS = {
     "copy": "Δcopy, nats",
     "G": "corrective gain G, nats",
@@ -32,7 +36,7 @@ _CONTROLS = {
 }
 _KINDS = ("none", "selected", *_CONTROLS)
 _UNDRAWN = ("previous_token", "sink", "complement")
-"""Kinds of control of one set a size: in controls.csv, not in the picture."""
+"""Kinds of control of one set a size: in ablate_controls.csv, not in the picture."""
 
 
 def dose_numbers(ablation: pd.DataFrame, measure: str) -> pd.DataFrame:
@@ -47,12 +51,12 @@ def dose_numbers(ablation: pd.DataFrame, measure: str) -> pd.DataFrame:
     unknown = set(rows["kind"]) - set(_KINDS)
     if unknown:
         raise FigureError(
-            f"ablation.csv has the unknown kind {sorted(unknown)[0]}: it is one of {', '.join(_KINDS)}."
+            f"ablate.csv has the unknown kind {sorted(unknown)[0]}: it is one of {', '.join(_KINDS)}."
         )
     if rows[rows["kind"] == "selected"].empty:
-        raise MissingTable(f"ablation.csv has no selected heads for the measure {measure}.")
+        raise MissingTable(f"ablate.csv has no selected heads for the measure {measure}.")
     if (rows.loc[rows["kind"] != "none", "k"] < 1).any():
-        raise FigureError("ablation.csv has ablated sets of fewer than one head.")
+        raise FigureError("ablate.csv has ablated sets of fewer than one head.")
     found = []
     for (kind, k), group in rows.groupby(["kind", "k"]):
         if kind in _CONTROLS:
@@ -60,15 +64,15 @@ def dose_numbers(ablation: pd.DataFrame, measure: str) -> pd.DataFrame:
             found.append((measure, kind, int(k), means.median(), means.min(), means.max(), len(means)))
             continue
         if len(group) > 1:
-            raise FigureError(f"ablation.csv has {len(group)} rows of {measure} for kind {kind} and k = {k}.")
+            raise FigureError(f"ablate.csv has {len(group)} rows of {measure} for kind {kind} and k = {k}.")
         row = group.iloc[0]
         found.append((measure, kind, int(k), row["mean"], row["ci_lo"], row["ci_hi"], 1))
     return pd.DataFrame(found, columns=["measure", "kind", "k", "mean", "lo", "hi", "n_draws"])
 
 
-def draw_dose_curve(run: Path, measures: tuple[str, ...] = ("copy", "G")) -> list[Path]:
-    """Write the figure `dose_curve`, a panel per measure in ablation.csv (Δcopy must be among them)."""
-    ablation = first_way(read_table(run, "ablation.csv"))
+def draw_ablate(run: Path, measures: tuple[str, ...] = ("copy", "G")) -> list[Path]:
+    """Write the figure `ablate`, a panel per measure in ablate.csv (Δcopy must be among them)."""
+    ablation = first_way(read_table(run, "ablate.csv", READS))
     present = [measure for measure in measures if measure == "copy" or measure in set(ablation["measure"])]
     tables = [dose_numbers(ablation, measure) for measure in present]
     with style.styled():
@@ -77,11 +81,13 @@ def draw_dose_curve(run: Path, measures: tuple[str, ...] = ("copy", "G")) -> lis
             _draw_panel(axes, table)
             axes.set_xlabel("number of ablated heads k (log scale)")
             axes.set_title(LABELS.get(measure, measure))
-        if (run / "offtarget.csv").is_file():  # older folders have controls without percentiles
-            _write_percentiles(panels[present.index("copy")], first_way(read_table(run, "controls.csv")))
+        if (run / "ablate_off_target.csv").is_file():  # older folders have controls without percentiles
+            _write_percentiles(
+                panels[present.index("copy")], first_way(read_table(run, "ablate_controls.csv", READS))
+            )
         handles, names = panels[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=2 if len(names) > 3 else len(names))
-        return style.save(figure, pd.concat(tables), run, "dose_curve")
+        return style.save(figure, pd.concat(tables), run, "ablate")
 
 
 def _draw_panel(axes: Axes, table: pd.DataFrame) -> None:

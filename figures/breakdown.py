@@ -3,7 +3,7 @@
 Reads breakdown.csv: mean over the items of a level, nats per action, with its 95 % interval. A figure per
 environment (their levels have nothing in common), a row of panels per grouping, a column per model or ablation arm.
 Levels are sorted by Δcopy (mean over models), largest on top; steps by number. A grouping with a single level says what
-`split_bars` says and is left out.
+`summary` says and is left out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from figures import style
 from figures.layout import LINE, arms, fold, foot, limits, page_name, pages, row_height, rows_of, side_column
 from figures.load import MissingTable, read_arms, refuse_doubles
 
+READS = {
+    "breakdown.csv": ("model", "env", "by", "level", "measure", "mean", "ci_lo", "ci_hi", "n"),
+}
+"""Table → the columns that are read of it."""
 MEASURES = {"copy": ("Δcopy: a× stands in the transcript", style.COPY, "o", -0.15),
             "sem": ("Δsem: the message says it failed", style.SEM, "s", 0.15)}  # fmt: skip
 GROUPINGS = {
@@ -61,17 +65,17 @@ def _ordered(rows: pd.DataFrame, by: str) -> pd.DataFrame:
     return rows.assign(place=rows["level"].map(levels.index)).sort_values("place", kind="stable")
 
 
-def draw_by_family(run: Path) -> list[Path]:
-    """Write the figure `by_family_ENV` of each environment (and `…_2`, … for more than three models).
+def draw_breakdown(run: Path) -> list[Path]:
+    """Write the figure `breakdown_ENV` of each environment (and `…_2`, … for more than three models).
 
     Raises:
         MissingTable: no grouping of Δcopy or Δsem has two levels in any environment.
     """
-    breakdown = read_arms(run, "breakdown.csv")
+    breakdown = read_arms(run, "breakdown.csv", READS)
     written: list[Path] = []
     for env in dict.fromkeys(breakdown["env"]):
         numbers = family_numbers(breakdown, env)
-        name = "by_family_" + re.sub(r"[^A-Za-z0-9_-]+", "-", env)
+        name = "breakdown_" + re.sub(r"[^A-Za-z0-9_-]+", "-", env)
         # An environment without rows has no models, and so no page.
         for index, page in enumerate(pages(list(dict.fromkeys(numbers["model"])), _PER_PAGE)):
             shown = numbers[numbers["model"].isin(page)]

@@ -1,6 +1,6 @@
 """What the best heads carry of a difference of two conditions, by method: share against the number of heads.
 
-Reads carried.csv. Selected heads: share of log p(a×) and of the margin over the reference, with 95 % intervals.
+Reads joint.csv. Selected heads: share of log p(a×) and of the margin over the reference, with 95 % intervals.
 Layer-matched random heads: mean, and the range over draws; other kinds of controls: their means, all of log p(a×). One
 page an environment and pair of conditions. Dashed: all of the difference. With a single number of heads there is no
 curve: the two shares and every kind of control (mean, range over draws) stand side by side.
@@ -18,6 +18,13 @@ from figures import style
 from figures.layout import LINE, arms, handles_of, page_name, span
 from figures.load import MissingTable, read_table
 
+READS = {
+    "joint.csv": (
+        *("env", "from", "to", "metric", "method", "direction", "set", "k", "share", "ci_lo"),
+        *("ci_hi", "controls", "n_controls", "control_mean", "control_lo", "control_hi", "n"),
+    ),
+}
+"""Table → the columns that are read of it."""
 TITLES = {
     "noise": "noising: z from {from}",
     "denoise": "denoising: z from {to}",
@@ -44,19 +51,19 @@ LOOKS = (
 _DIRECTIONS = {"necessity": "share removed", "sufficiency": "share restored"}
 
 
-def draw_carried(run: Path) -> list[Path]:
-    """Write the figure `carried`, a panel a method, a page an environment.
+def draw_joint(run: Path) -> list[Path]:
+    """Write the figure `joint`, a panel a method, a page an environment.
 
     Raises:
-        MissingTable: there is no carried.csv, or it is empty.
+        MissingTable: there is no joint.csv, or it is empty.
     """
-    table = read_table(run, "carried.csv")
+    table = read_table(run, "joint.csv", READS)
     if table.empty:
-        raise MissingTable("carried.csv has no rows.")
+        raise MissingTable("joint.csv has no rows.")
     written = []
     pages = table.groupby(["env", "from", "to"], sort=False)
     for index, ((env, low, high), rows) in enumerate(sorted(pages, key=lambda page: page[0][0])):
-        written += _draw_page(rows, str(env), (str(low), str(high)), run, page_name("carried", index))
+        written += _draw_page(rows, str(env), (str(low), str(high)), run, page_name("joint", index))
     return written
 
 

@@ -16,6 +16,10 @@ from figures import style
 from figures.layout import count, handles_of
 from figures.load import DIFFERENCES, DIRECTIONS, MissingTable, of_metric, read_table, refuse_doubles
 
+READS = {
+    "layers.csv": (*("metric", "site", "direction", "layer", "share", "ci_lo", "ci_hi", "n", "from", "to"),),
+}
+"""Table → the columns that are read of it."""
 SITES = {
     "mlp_out": "MLP output of one layer",
     "resid_pre": "Residual stream before a layer",
@@ -41,9 +45,9 @@ def layer_numbers(table: pd.DataFrame) -> pd.DataFrame:
     return rows.sort_values(keys)[[*keys, "share", "ci_lo", "ci_hi", "n"]].reset_index(drop=True)
 
 
-def draw_layer_profile(run: Path, metric: str = "logprob") -> list[Path]:
-    """Write the figure `layer_profile`, a panel per site; returns its three files."""
-    numbers = layer_numbers(of_metric(read_table(run, "layers.csv"), "layers.csv", metric))
+def draw_layers(run: Path, metric: str = "logprob") -> list[Path]:
+    """Write the figure `layers`, a panel per site; returns its three files."""
+    numbers = layer_numbers(of_metric(read_table(run, "layers.csv", READS), "layers.csv", metric))
     present = [site for site in SITES if site in set(numbers["site"])]
     with style.styled():
         figure, panels = style.new_figure(3.1, n_columns=len(present))
@@ -55,7 +59,7 @@ def draw_layer_profile(run: Path, metric: str = "logprob") -> list[Path]:
         panels[0].set_ylabel(f"share of {DIFFERENCES[metric]}, %")
         handles = handles_of(panels)
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
-        return style.save(figure, numbers, run, "layer_profile")
+        return style.save(figure, numbers, run, "layers")
 
 
 def _draw(axes: Axes, rows: pd.DataFrame) -> None:

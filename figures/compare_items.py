@@ -1,6 +1,6 @@
 """Our per-item scores against published ones: a panel of single scores and one of G, Δcopy and Δsem, with the identity.
 
-Reads item_pairs.csv, rows that both sides have and that are in nats. Points on the line are items on which two
+Reads compare_item_pairs.csv, rows that both sides have and that are in nats. Points on the line are items on which two
 measurements agree; the largest difference is written above each panel.
 """
 
@@ -14,6 +14,13 @@ from matplotlib.axes import Axes
 from figures import style
 from figures.load import MissingTable, read_table
 
+READS = {
+    "compare_item_pairs.csv": (
+        *("kind", "item_id", "condition", "candidate", "measure", "unit", "found_in", "ours"),
+        *("published", "difference"),
+    ),
+}
+"""Table → the columns that are read of it."""
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _COLOURS = (style.TOTAL, style.COPY, style.SEM, "#009E73", "#CC79A7", "#E69F00", style.RANDOM, style.MUTED)
 _MEASURES = {"G": style.TOTAL, "copy": style.COPY, "sem": style.SEM}
@@ -29,14 +36,14 @@ def pair_numbers(pairs: pd.DataFrame) -> pd.DataFrame:
     met = pairs[(pairs["found_in"] == "both") & (pairs["unit"] == "nats")]
     rows = met[(met["kind"] == "score") | met["measure"].isin(_MEASURES)]
     if rows.empty:
-        raise MissingTable("item_pairs.csv has no score, G, copy or sem that both sides have.")
+        raise MissingTable("compare_item_pairs.csv has no score, G, copy or sem that both sides have.")
     columns = ["kind", "item_id", "condition", "candidate", "measure", "ours", "published", "difference"]
     return rows[columns].reset_index(drop=True)
 
 
-def draw_item_compare(run: Path) -> list[Path]:
-    """Write the figure `item_compare`."""
-    rows = pair_numbers(read_table(run, "item_pairs.csv"))
+def draw_compare_items(run: Path) -> list[Path]:
+    """Write the figure `compare_items`."""
+    rows = pair_numbers(read_table(run, "compare_item_pairs.csv", READS))
     parts = [(kind, rows[rows["kind"] == kind]) for kind in ("score", "measure")]
     parts = [(kind, part) for kind, part in parts if len(part)]
     with style.styled():
@@ -53,7 +60,7 @@ def draw_item_compare(run: Path) -> list[Path]:
             )
             axes.set(xlabel="published, nats", ylabel="ours, nats")
             axes.legend(loc="upper left", fontsize=7, handletextpad=0.2)
-        return style.save(figure, rows, run, "item_compare")
+        return style.save(figure, rows, run, "compare_items")
 
 
 def _draw_scores(axes: Axes, part: pd.DataFrame) -> None:

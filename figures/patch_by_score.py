@@ -34,8 +34,8 @@ def spearman(x: pd.Series, y: pd.Series) -> float:
     return float(np.corrcoef(ranks_x, ranks_y)[0, 1])
 
 
-def draw_score_vs_effect(run: Path, selected: Heads, metric: str = "logprob") -> list[Path]:
-    """Write the figure `score_vs_effect` from heads.csv and shares.csv; returns its three files."""
+def draw_patch_by_score(run: Path, selected: Heads, metric: str = "logprob") -> list[Path]:
+    """Write the figure `patch_by_score` from heads.csv and patch.csv; returns its three files."""
     heads, shares = read_heads(run), head_shares(run, metric)
     present, tables = list(shares), [_joined(heads, table, selected) for table in shares.values()]
     with style.styled():
@@ -55,13 +55,13 @@ def draw_score_vs_effect(run: Path, selected: Heads, metric: str = "logprob") ->
         for axes, table in zip(panels, tables, strict=True):
             _name_largest(figure, axes, table)
         numbers = pd.concat(table.assign(direction=name) for name, table in zip(present, tables, strict=True))
-        return style.save(figure, numbers, run, "score_vs_effect")
+        return style.save(figure, numbers, run, "patch_by_score")
 
 
 def _joined(heads: pd.DataFrame, shares: pd.DataFrame, selected: Heads) -> pd.DataFrame:
     table = heads[["layer", "head", "prefix_matching"]].merge(shares, on=["layer", "head"], how="inner")
     if table.empty:
-        raise FigureError("heads.csv and shares.csv have no head in common: they come from different models.")
+        raise FigureError("heads.csv and patch.csv have no head in common: they come from different models.")
     chosen = set(selected)
     return table.assign(selected=[pair in chosen for pair in zip(table["layer"], table["head"], strict=True)])
 

@@ -1,6 +1,6 @@
 """How well each head score ranks heads by their causal effect on Δcopy: a dot with its interval, both directions.
 
-Reads agreement.csv. Left: Spearman's rank correlation over all heads. Right: the overlap (Jaccard) of the top k by
+Reads agree.csv. Left: Spearman's rank correlation over all heads. Right: the overlap (Jaccard) of the top k by
 score with the top k by effect; the dashed line is what a random ranking gives. Scores in italics were taken on the
 very transcripts: no head set that is to be tested on them may be chosen by one. Below: how much of the difference the
 single heads' effects sum up to, and how well the effects of one half of the tasks rank heads as the other half's do.
@@ -18,6 +18,13 @@ from figures import style
 from figures.layout import LINE, arms, fold, handles_of, rows_of
 from figures.load import DIFFERENCES, DIRECTIONS, MissingTable, is_true, of_metric, read_table, refuse_doubles
 
+READS = {
+    "agree.csv": (
+        *("metric", "direction", "score", "statistic", "k", "estimate", "ci_lo", "ci_hi", "chance"),
+        *("n", "n_heads", "uses_task_data", "effects_nats", "delta_nats"),
+    ),
+}
+"""Table → the columns that are read of it."""
 _LOOKS = {
     "denoise": ("denoising (sufficiency)", style.COPY, "o", -0.16),
     "noise": ("noising (necessity)", style.SEM, "s", 0.16),
@@ -25,18 +32,18 @@ _LOOKS = {
 _TOP = 16
 
 
-def draw_agreement(run: Path, metric: str = "logprob") -> list[Path]:
-    """Write the figure `agreement` from agreement.csv; returns its three files."""
-    whole = of_metric(read_table(run, "agreement.csv"), "agreement.csv", metric)
+def draw_agree(run: Path, metric: str = "logprob") -> list[Path]:
+    """Write the figure `agree` from agree.csv; returns its three files."""
+    whole = of_metric(read_table(run, "agree.csv", READS), "agree.csv", metric)
     table = whole.dropna(subset=["score"])
     sizes = sorted(set(table.loc[table["statistic"] == "jaccard", "k"].dropna()))
     k = min(sizes, key=lambda size: (abs(size - _TOP), size)) if sizes else None
     rank = table[table["statistic"] == "spearman"]
     if rank.empty:
-        raise MissingTable("agreement.csv has no rank correlations.")
+        raise MissingTable("agree.csv has no rank correlations.")
     parts = [rank] + ([table[(table["statistic"] == "jaccard") & (table["k"] == k)]] if k else [])
     for part in parts:
-        refuse_doubles(part, "agreement.csv", ["direction", "score"])
+        refuse_doubles(part, "agree.csv", ["direction", "score"])
     order = list(
         rank.groupby("score")["estimate"].max().sort_values(ascending=False, na_position="last").index
     )
@@ -56,7 +63,7 @@ def draw_agreement(run: Path, metric: str = "logprob") -> list[Path]:
             title=f"{int(rank['n_heads'].max())} heads, {int(rank['n'].max())} items; in italics: scores taken on "
             f"the items themselves\n{_effects(whole, metric)}", title_fontsize=8,
         )  # fmt: skip
-        return style.save(figure, pd.concat(parts), run, "agreement")
+        return style.save(figure, pd.concat(parts), run, "agree")
 
 
 def _effects(table: pd.DataFrame, metric: str) -> str:

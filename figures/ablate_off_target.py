@@ -1,7 +1,7 @@
 """What an ablation changes beside its target, against the number of ablated heads: a panel a quantity.
 
-Reads offtarget.csv. Selected heads: mean change from the unablated model with its 95 % interval, filled where the
-interval lies inside ±delta ("shown to be unchanged"), hollow where it does not. Controls: the range of their mean
+Reads ablate_off_target.csv. Selected heads: mean change from the unablated model with its 95 % interval, filled where
+the interval lies inside ±delta ("shown to be unchanged"), hollow where it does not. Controls: the range of their mean
 changes. The grey band is ±delta, which is in the quantity's own unit.
 """
 
@@ -20,6 +20,12 @@ from figures import style
 from figures.layout import arms, foot
 from figures.load import FigureError, MissingTable, first_way, is_true, read_table, refuse_doubles
 
+READS = {
+    "ablate_off_target.csv": (
+        *("set", "kind", "k", "quantity", "change", "ci_lo", "ci_hi", "delta", "equivalent", "n"),
+    ),
+}
+"""Table → the columns that are read of it."""
 _SUM, _PER_TOKEN = "change, nats", "change, nats per token"
 LABELS = {
     "sem": ("Δsem", _SUM),
@@ -45,11 +51,11 @@ def off_target_numbers(table: pd.DataFrame) -> pd.DataFrame:
     """
     chosen = table[table["kind"] == "selected"]
     if chosen.empty:
-        raise MissingTable("offtarget.csv has no selected heads.")
-    refuse_doubles(chosen, "offtarget.csv", ["quantity", "k"])
+        raise MissingTable("ablate_off_target.csv has no selected heads.")
+    refuse_doubles(chosen, "ablate_off_target.csv", ["quantity", "k"])
     unknown = set(table["quantity"]) - set(LABELS)
     if unknown:
-        raise FigureError(f"offtarget.csv has the unknown quantity {sorted(unknown)[0]}.")
+        raise FigureError(f"ablate_off_target.csv has the unknown quantity {sorted(unknown)[0]}.")
     columns = ["quantity", "kind", "k", "change", "ci_lo", "ci_hi", "delta"]
     found = [chosen[columns].assign(equivalent=is_true(chosen["equivalent"]))]
     for kind in _CONTROLS:
@@ -61,9 +67,9 @@ def off_target_numbers(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([part for part in found if len(part)], ignore_index=True)
 
 
-def draw_off_target(run: Path) -> list[Path]:
-    """Write the figure `off_target` from offtarget.csv; returns its three files."""
-    table = off_target_numbers(first_way(read_table(run, "offtarget.csv")))
+def draw_ablate_off_target(run: Path) -> list[Path]:
+    """Write the figure `ablate_off_target` from ablate_off_target.csv; returns its three files."""
+    table = off_target_numbers(first_way(read_table(run, "ablate_off_target.csv", READS)))
     present = [name for name in LABELS if name in set(table["quantity"])]
     with style.styled():
         figure, panels = style.new_figure(height=4.7, n_rows=2, n_columns=3)
@@ -76,7 +82,7 @@ def draw_off_target(run: Path) -> list[Path]:
         handles = _handles(set(table["kind"]))
         axis = "number of ablated heads k (log scale)"
         foot(figure, axis, handles, [str(handle.get_label()) for handle in handles], 3)
-        return style.save(figure, table, run, "off_target")
+        return style.save(figure, table, run, "ablate_off_target")
 
 
 def _draw_panel(axes: Axes, table: pd.DataFrame) -> None:

@@ -17,6 +17,10 @@ from figures import style
 from figures.layout import LINE, arms, fold, handles_of, row_height, rows_of, side_column, span
 from figures.load import MissingTable, read_arms, refuse_doubles
 
+READS = {
+    "summary.csv": ("model", "env", "measure", "mean", "ci_lo", "ci_hi", "n"),
+}
+"""Table → the columns that are read of it."""
 QUANTITIES = {"p_repeat": "normalised probability of a× among its candidates",
               "greedy_repeat": "share of items where greedy decoding begins with a×"}  # fmt: skip
 # condition → name, colour, marker, filled, place within the row
@@ -49,9 +53,9 @@ def repeat_numbers(summary: pd.DataFrame) -> pd.DataFrame:
     return found[columns].reset_index(drop=True)
 
 
-def draw_repeat_probability(run: Path) -> list[Path]:
-    """Write the figure `repeat_probability`; returns its three files."""
-    numbers = repeat_numbers(read_arms(run, "summary.csv"))
+def draw_summary_repeats(run: Path) -> list[Path]:
+    """Write the figure `summary_repeats`; returns its three files."""
+    numbers = repeat_numbers(read_arms(run, "summary.csv", READS))
     envs = list(dict.fromkeys(numbers["env"]))
     each = row_height((fold(model, _LABEL_WIDTH) for model in numbers["model"]), 0.4)
     heights = [0.62 + each * numbers.loc[numbers["env"] == env, "model"].nunique() for env in envs]
@@ -72,7 +76,7 @@ def draw_repeat_probability(run: Path) -> list[Path]:
         figure.legend(
             handles.values(), handles.keys(), loc="outside lower center", ncols=3, columnspacing=1.2
         )
-        return style.save(figure, numbers, run, "repeat_probability")
+        return style.save(figure, numbers, run, "summary_repeats")
 
 
 def _draw_panel(axes: Axes, rows: pd.DataFrame, models: list[str], named: bool) -> None:

@@ -1,6 +1,6 @@
 """Attribution patching against the exact sweep: does one backward pass find the heads that exact patching finds?
 
-Reads attribution.csv. One panel per site (heads, MLPs) and direction, one point per head or MLP: the exact effect over
+Reads attribute.csv. One panel per site (heads, MLPs) and direction, one point per head or MLP: the exact effect over
 the estimate, both averaged over items, with the line on which they are equal, Spearman's rank correlation and
 recall@k: of the k largest exact effects by magnitude, the share that is among the k largest estimates. Those that are
 not, the false negatives of a screen of k, are named; magnitude, because heads that hold copying back count as well.
@@ -20,8 +20,15 @@ from figures import style
 from figures.labels import name_points
 from figures.layout import handles_of
 from figures.load import DIRECTIONS, FigureError, MissingTable, of_metric, read_table, refuse_doubles
-from figures.score_vs_effect import spearman
+from figures.patch_by_score import spearman
 
+READS = {
+    "attribute.csv": (
+        *("metric", "item_id", "direction", "site", "layer", "head", "effect_nats"),
+        *("estimate_nats",),
+    ),
+}
+"""Table → the columns that are read of it."""
 SITES = {"z": "heads", "mlp_out": "MLPs"}
 _TITLES = {"denoise": "denoising (sufficiency)", "noise": "noising (necessity)"}
 _TOP = 16  # k of recall where there are many units; a quarter of them where there are few
@@ -45,14 +52,14 @@ def attribution_numbers(table: pd.DataFrame, site: str, direction: str) -> pd.Da
     """
     rows = table[(table["site"] == site) & (table["direction"] == direction)]
     if rows.empty:
-        raise MissingTable(f"attribution.csv has no rows of {direction} at the site {site}.")
+        raise MissingTable(f"attribute.csv has no rows of {direction} at the site {site}.")
     if rows[["layer", "effect_nats", "estimate_nats"]].isna().any(axis=None):
-        raise FigureError(f"attribution.csv lacks a number in the rows of {direction} at the site {site}.")
-    refuse_doubles(rows, "attribution.csv", ["item_id", "direction", "site", "layer", "head"])
+        raise FigureError(f"attribute.csv lacks a number in the rows of {direction} at the site {site}.")
+    refuse_doubles(rows, "attribute.csv", ["item_id", "direction", "site", "layer", "head"])
     units = rows.groupby(["layer", "head"], dropna=False)
     found = units[["estimate_nats", "effect_nats"]].mean().assign(n=units.size()).reset_index()
     if (found["n"] != rows["item_id"].nunique()).any():
-        raise FigureError(f"attribution.csv has {direction} effects at the site {site} for some items only.")
+        raise FigureError(f"attribute.csv has {direction} effects at the site {site} for some items only.")
     k = min(_TOP, max(1, len(found) // 4))
     exact, screen = (_largest(found[column], k) for column in ("effect_nats", "estimate_nats"))
     kinds = np.select([exact & screen, exact, screen], ["both", "missed", "false"], "neither")
@@ -66,14 +73,14 @@ def _largest(values: pd.Series, k: int) -> np.ndarray:
     return chosen
 
 
-def draw_attribution(run: Path, metric: str = "logprob") -> list[Path]:
-    """Write the figure `attribution` from attribution.csv; returns its three files."""
-    table = of_metric(read_table(run, "attribution.csv"), "attribution.csv", metric)
+def draw_attribute(run: Path, metric: str = "logprob") -> list[Path]:
+    """Write the figure `attribute` from attribute.csv; returns its three files."""
+    table = of_metric(read_table(run, "attribute.csv", READS), "attribute.csv", metric)
     there = set(zip(table["site"], table["direction"], strict=True))
     sites = [site for site in SITES if any((site, direction) in there for direction in DIRECTIONS)]
     directions = [name for name in DIRECTIONS if any((site, name) in there for site in SITES)]
     if not sites:
-        raise MissingTable(f"attribution.csv has no rows of the directions {' or '.join(DIRECTIONS)}.")
+        raise MissingTable(f"attribute.csv has no rows of the directions {' or '.join(DIRECTIONS)}.")
     cells = [(site, direction) for site in sites for direction in directions]
     tables = [attribution_numbers(table, *cell) if cell in there else pd.DataFrame() for cell in cells]
     with style.styled():
@@ -93,7 +100,7 @@ def draw_attribution(run: Path, metric: str = "logprob") -> list[Path]:
         for axes, numbers in zip(panels, tables, strict=True):
             if not numbers.empty:
                 _name_missed(figure, axes, numbers)
-        return style.save(figure, pd.concat(tables), run, "attribution")
+        return style.save(figure, pd.concat(tables), run, "attribute")
 
 
 def _draw_panel(axes: Axes, numbers: pd.DataFrame, title: str, lowest: bool, metric: str) -> None:

@@ -1,9 +1,9 @@
 """Does what the probe measures before a step predict whether the step repeats: calibration, and AUC by predictor.
 
-Reads calibration.csv and predict.csv. Left: observed share of repeats against the mean predicted probability, in bins
-of equal numbers of decision points, with 95 % intervals; the diagonal is perfect calibration. Right: area under the ROC
-curve of every predictor as it stands; ½ is chance, and below it the predictor is low before repeats. A page a model,
-environment, arm and ablation under which the steps were scored.
+Reads predict_calibration.csv and predict.csv. Left: observed share of repeats against the mean predicted probability,
+in bins of equal numbers of decision points, with 95 % intervals; the diagonal is perfect calibration. Right: area
+under the ROC curve of every predictor as it stands; ½ is chance, and below it the predictor is low before repeats. A
+page a model, environment, arm and ablation under which the steps were scored.
 """
 
 from __future__ import annotations
@@ -17,6 +17,13 @@ from figures import style
 from figures.layout import LINE, arms, fold, page_name, row_height, rows_of, side_column
 from figures.load import MissingTable, read_arms, refuse_doubles
 
+READS = {
+    "predict.csv": ("model", "env", "arm", "predictor", "auc", "ci_lo", "ci_hi", "n"),
+    "predict_calibration.csv": (
+        *("model", "env", "arm", "predictor", "predicted", "observed", "ci_lo", "ci_hi", "n"),
+    ),
+}
+"""Table → the columns that are read of it."""
 _LOOKS = ((style.COPY, "o"), (style.SEM, "s"), ("#009E73", "^"), (style.TOTAL, "D"))
 _CELL = ["model", "env", "arm"]
 _LABEL_WIDTH = 18
@@ -30,7 +37,7 @@ def calibration_numbers(bins: pd.DataFrame, areas: pd.DataFrame) -> pd.DataFrame
     Raises:
         FigureError: a bin or an area stands twice.
     """
-    refuse_doubles(bins, "calibration.csv", [*_CELL, "predictor", "predicted"])
+    refuse_doubles(bins, "predict_calibration.csv", [*_CELL, "predictor", "predicted"])
     refuse_doubles(areas, "predict.csv", [*_CELL, "predictor"])
     left = bins.rename(columns={"predicted": "x", "observed": "mean"}).assign(panel="calibration")
     right = areas.rename(columns={"auc": "mean"}).assign(panel="auc", x=float("nan"))
@@ -38,14 +45,14 @@ def calibration_numbers(bins: pd.DataFrame, areas: pd.DataFrame) -> pd.DataFrame
     return pd.concat([left[columns], right[columns]], ignore_index=True)
 
 
-def draw_calibration(run: Path) -> list[Path]:
-    """Write the figure `calibration`, a page a model, environment and arm with a calibration curve.
+def draw_predict(run: Path) -> list[Path]:
+    """Write the figure `predict`, a page a model, environment and arm with a calibration curve.
 
     Raises:
         MissingTable: a table is missing, or no arm has both an area and a curve.
     """
     numbers = calibration_numbers(
-        read_arms(run, "calibration.csv", "arm"), read_arms(run, "predict.csv", "arm")
+        read_arms(run, "predict_calibration.csv", READS, "arm"), read_arms(run, "predict.csv", READS, "arm")
     )
     pages = [
         (key, rows)
@@ -53,10 +60,10 @@ def draw_calibration(run: Path) -> list[Path]:
         if set(rows["panel"]) == {"calibration", "auc"}
     ]
     if not pages:
-        raise MissingTable("No arm has its rows both in calibration.csv and in predict.csv.")
+        raise MissingTable("No arm has its rows both in predict_calibration.csv and in predict.csv.")
     written = []
     for index, (key, rows) in enumerate(pages):
-        written += _draw_page(rows, ", ".join(map(str, key)), run, page_name("calibration", index))
+        written += _draw_page(rows, ", ".join(map(str, key)), run, page_name("predict", index))
     return written
 
 

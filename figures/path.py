@@ -15,6 +15,13 @@ from figures import style
 from figures.layout import LINE, arms, count
 from figures.load import DIFFERENCES, MissingTable, of_metric, read_table, refuse_doubles
 
+READS = {
+    "path.csv": (
+        *("metric", "set", "kind", "k", "share", "ci_lo", "ci_hi", "n", "random_lo", "random_hi"),
+        *("n_controls", "p", "how", "from", "to"),
+    ),
+}
+"""Table → the columns that are read of it."""
 NAMES = {"previous-token": "previous-token heads", "all": "all heads as senders"}
 
 
@@ -46,9 +53,9 @@ def path_numbers(table: pd.DataFrame) -> pd.DataFrame:
     return rows[columns].reset_index(drop=True)
 
 
-def draw_path_bars(run: Path, metric: str = "logprob") -> list[Path]:
-    """Write the figure `path_bars`; returns its three files."""
-    numbers = path_numbers(of_metric(read_table(run, "path.csv"), "path.csv", metric))
+def draw_path(run: Path, metric: str = "logprob") -> list[Path]:
+    """Write the figure `path`; returns its three files."""
+    numbers = path_numbers(of_metric(read_table(run, "path.csv", READS), "path.csv", metric))
     chosen = numbers[numbers["kind"] == "selected"].iloc[::-1].reset_index(drop=True)
     random = numbers[numbers["kind"] == "random"]
     with style.styled():
@@ -82,7 +89,7 @@ def draw_path_bars(run: Path, metric: str = "logprob") -> list[Path]:
         axes.spines["left"].set_visible(False)
         axes.set_xlabel(f"share of {DIFFERENCES[metric]} lost, %")
         axes.set_title(_title(numbers))
-        return style.save(figure, numbers, run, "path_bars")
+        return style.save(figure, numbers, run, "path")
 
 
 def _title(numbers: pd.DataFrame) -> str:

@@ -1,8 +1,9 @@
 """Where Δcopy is carried: the same head sets patched at their queries, keys, values, pattern or z, side by side.
 
-Reads redundancy.csv (joint share of a set with its interval) and shares.csv (keys and values by key/value head). One
-panel per place, pair of conditions and direction; k and v are those of the key/value heads that a set's heads read,
-which other query heads of the group read too. The second figure: layer × key/value head, the share of each alone.
+Reads patch_redundancy.csv (joint share of a set with its interval) and patch.csv (keys and values by key/value head).
+One panel per place, pair of conditions and direction; k and v are those of the key/value heads that a set's heads
+read, which other query heads of the group read too. The second figure: layer × key/value head, the share of each
+alone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,17 @@ from figures import style
 from figures.layout import LINE, arms, count, handles_of
 from figures.load import MissingTable, of_metric, read_table, refuse_doubles
 
+READS = {
+    "patch_redundancy.csv": (
+        *("metric", "direction", "set", "joint_share", "share_lo", "share_hi", "n", "site", "at"),
+        *("from", "to"),
+    ),
+    "patch.csv": (
+        *("metric", "direction", "layer", "share", "ci_lo", "ci_hi", "n", "site", "at", "from"),
+        *("to", "kv_head"),
+    ),
+}
+"""Table → the columns that are read of it."""
 SITES = ("q", "k", "pattern", "v", "z")
 PLACES = {
     "candidate": "where the call would be repeated",
@@ -37,11 +49,11 @@ def site_numbers(redundancy: pd.DataFrame) -> pd.DataFrame:
         FigureError: a set stands twice.
     """
     rows = redundancy[redundancy["site"].isin(SITES)].dropna(subset=["joint_share"])
-    refuse_doubles(rows, "redundancy.csv", [*_KEYS, "site", "set"])
+    refuse_doubles(rows, "patch_redundancy.csv", [*_KEYS, "site", "set"])
     rows = rows[rows.groupby(_KEYS)["site"].transform("nunique") > 1]
     if rows.empty:
         raise MissingTable(
-            "redundancy.csv has no two sites of one pair and place: run `backfire patch --site …`."
+            "patch_redundancy.csv has no two sites of one pair and place: run `backfire patch --site …`."
         )
     size = rows["set"].str.extract(r"(\d+)$")[0].astype(float)
     columns = [*_KEYS, "site", "set", "joint_share", "share_lo", "share_hi", "n"]
@@ -49,9 +61,11 @@ def site_numbers(redundancy: pd.DataFrame) -> pd.DataFrame:
     return order.sort_values([*_KEYS, "place", "size"], kind="stable")[columns].reset_index(drop=True)
 
 
-def draw_site_comparison(run: Path, metric: str = "logprob") -> list[Path]:
-    """Write the figure `site_comparison`, and `kv_heads` where keys or values were patched; returns their files."""
-    numbers = site_numbers(of_metric(read_table(run, "redundancy.csv"), "redundancy.csv", metric))
+def draw_patch_sites(run: Path, metric: str = "logprob") -> list[Path]:
+    """Write the figure `patch_sites`, and `patch_kv_heads` where keys or values were patched; returns their files."""
+    numbers = site_numbers(
+        of_metric(read_table(run, "patch_redundancy.csv", READS), "patch_redundancy.csv", metric)
+    )
     cells = [group for _, group in numbers.groupby(_KEYS, sort=False)][:_MAX_PANELS]
     n_columns = min(2, len(cells))
     n_rows = -(-len(cells) // n_columns)
@@ -63,16 +77,16 @@ def draw_site_comparison(run: Path, metric: str = "logprob") -> list[Path]:
             axes.set_axis_off()
         handles = handles_of(panels)
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
-        return style.save(figure, numbers, run, "site_comparison")
+        return style.save(figure, numbers, run, "patch_sites")
 
 
-def draw_kv_heads(run: Path, metric: str = "logprob") -> list[Path]:
-    """Write the figure `kv_heads`: the share of each key/value head alone, a grid per site, place and pair."""
-    shares = of_metric(read_table(run, "shares.csv"), "shares.csv", metric)
+def draw_patch_kv_heads(run: Path, metric: str = "logprob") -> list[Path]:
+    """Write the figure `patch_kv_heads`: the share of each key/value head alone, a grid per site, place and pair."""
+    shares = of_metric(read_table(run, "patch.csv", READS), "patch.csv", metric)
     rows = shares[shares["site"].isin(["k", "v"])].dropna(subset=["kv_head", "share"])
     if rows.empty:
-        raise MissingTable("shares.csv has no keys or values: run `backfire patch --site v` first.")
-    refuse_doubles(rows, "shares.csv", ["site", *_KEYS, "layer", "kv_head"])
+        raise MissingTable("patch.csv has no keys or values: run `backfire patch --site v` first.")
+    refuse_doubles(rows, "patch.csv", ["site", *_KEYS, "layer", "kv_head"])
     cells = [group for _, group in rows.groupby(["site", *_KEYS], sort=False)][:_MAX_GRIDS]
     with style.styled():
         heads = int(rows["kv_head"].max()) + 1
@@ -81,7 +95,7 @@ def draw_kv_heads(run: Path, metric: str = "logprob") -> list[Path]:
             _grid(figure, axes, cell, metric)
         panels[-1].set_xlabel("layer")
         columns = ["site", *_KEYS, "layer", "kv_head", "share", "ci_lo", "ci_hi", "n"]
-        return style.save(figure, rows[columns], run, "kv_heads")
+        return style.save(figure, rows[columns], run, "patch_kv_heads")
 
 
 def share_of(metric: str) -> str:
