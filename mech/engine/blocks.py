@@ -224,6 +224,10 @@ def unembed(model: Model, resid: Float[Tensor, "1 node d_model"]) -> Float[Tenso
 
 def read_out(model: Model, normed: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_vocab"]:
     """Logits of what the final norm gave, soft-capped where the model does so."""
-    logits: Tensor = model.bridge.unembed(normed[None])[0]
+    return soft_capped(model, model.bridge.unembed(normed[None])[0])
+
+
+def soft_capped(model: Model, logits: Tensor) -> Tensor:
+    """Logits as the model gives them, where it caps them."""
     cap = getattr(model.hf_config, "final_logit_softcapping", None)
     return logits if cap is None else torch.tanh(logits / cap) * cap

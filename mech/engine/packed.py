@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mech.engine.blocks import RowCache, block_arguments, embed, run_block, unembed
+from mech.engine.attention import listened
+from mech.engine.blocks import RowCache, block_arguments, embed, read_out, run_block, soft_capped
 from mech.engine.capture import capture_hooks
 from mech.engine.layout import layout
 from mech.engine.packing import insert, place, tagged, within
@@ -35,6 +37,8 @@ __all__ = ["EditLocation", "RowRun", "grow", "insert", "place", "read_scores", "
 
 UNEMBED_ROWS = 128
 """Nodes unembedded at a time: 128 x 49k logits are 25 MB."""
+VOCABULARY_PART = 2048
+"""Tokens whose logits are taken at a time where nobody listens to all of them: 128 x 2048 stay in a core's cache."""
 
 
 @dataclass(frozen=True)
@@ -192,11 +196,41 @@ def read_scores(
     order = sorted(targets)
     for start in range(0, len(order), UNEMBED_ROWS):
         chunk = order[start : start + UNEMBED_ROWS]
-        logits = unembed(model, resid[:, chunk])
+        normed = model.bridge.ln_final(resid[:, chunk])[0]
         asked = [(row, *pair) for row, node in enumerate(chunk) for pair in targets[node]]
         rows = torch.tensor([row for row, _, _ in asked], device=model.device)
         tokens = torch.tensor([actions[which][at] for _, which, at in asked], device=model.device)
-        values, best = token_logprobs(logits, tokens, rows)
+        values, best = _read(model, normed, tokens, rows)
         for (_, which, at), value, is_best in zip(asked, values.tolist(), best.tolist(), strict=True):
             logprobs[which][at], argmax[which][at] = value, is_best
     return [Score(values, best) for values, best in zip(logprobs, argmax, strict=True)]
+
+
+def _read(model: Model, normed: Tensor, tokens: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """As `token_logprobs` of the logits of these rows, which are taken part by part of the vocabulary.
+
+    Raises:
+        FloatingPointError: a logit is not finite.
+    """
+    bridge = model.bridge.unembed
+    inner: Any = bridge.original_component
+    if type(inner) is not torch.nn.Linear or listened(bridge.hook_in) or listened(bridge.hook_out):
+        return token_logprobs(read_out(model, normed), tokens, rows)
+    wide = torch.float64 if normed.dtype == torch.float64 else torch.float32
+    lse, top = (torch.full((len(normed),), -torch.inf, dtype=wide, device=normed.device) for _ in range(2))
+    best = torch.zeros(len(normed), dtype=torch.long, device=normed.device)
+    chosen = torch.full(tokens.shape, torch.nan, dtype=wide, device=normed.device)
+    for start in range(0, len(inner.weight), VOCABULARY_PART):
+        part = slice(start, start + VOCABULARY_PART)
+        bias = None if inner.bias is None else inner.bias[part]
+        logits = soft_capped(model, torch.nn.functional.linear(normed, inner.weight[part], bias)).to(wide)
+        value, index = logits.max(dim=-1)
+        best = torch.where(value > top, index + start, best)
+        top = torch.maximum(top, value)
+        lse = torch.logaddexp(lse, torch.logsumexp(logits, dim=-1))
+        here = (tokens >= start) & (tokens < start + VOCABULARY_PART)
+        chosen[here] = logits[rows[here], tokens[here] - start]
+    logprobs = chosen - lse[rows]
+    if not bool(torch.isfinite(logprobs).all()):
+        raise FloatingPointError("The model's logits are not finite: nothing of this run may be recorded.")
+    return logprobs, best[rows] == tokens
