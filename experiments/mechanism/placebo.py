@@ -94,7 +94,7 @@ class PlaceboContext(ItemContext):
         """The same items on the model with weights drawn anew, and what replaces z there."""
         model = open_redrawn(self.config, self.config.seed, "placebo weights")
         here = self.session.engine
-        engine = Engine(model, here.cache_dir, here.slow, here.forwards)
+        engine = Engine(model, here.cache_dir, here.slow, here.forwards, here.memory)
         session = replace(self.session, engine=engine)
         return session, replacement(session, self.config)
 

@@ -91,7 +91,7 @@ def run(config: PredictConfig) -> Report:
             raise InputError(
                 f"The task {unknown[0]} of the rollouts is not among these: give the same --problems."
             )
-        engine = Engine(open_model(config, wording), slow=config.engine == "reference")
+        engine = Engine(open_model(config, wording), slow=config.engine == "reference", memory=config.memory)
         session = Session(engine, [], wording, lambda name: stream(seed, name))
         changes, arms = changed_models(session, with_pool(config, env=env, seed=seed), known)
         derived = {"rollout": entry["config_hash"], **arms.derived}

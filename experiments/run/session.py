@@ -178,7 +178,7 @@ def _loading(args: ModelOptions) -> dict[str, Any]:
 
 def open_engine(model: Model, args: RunOptions) -> Engine:
     """The model in an engine, with its cache folder and the chosen path."""
-    return Engine(model, cache_dir=args.cache, slow=args.engine == "reference")
+    return Engine(model, cache_dir=args.cache, slow=args.engine == "reference", memory=args.memory)
 
 
 def open_session(args: SessionOptions, one_env: bool = False) -> Session:

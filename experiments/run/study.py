@@ -248,6 +248,14 @@ positive_number = _bounded(number, lambda value: value > 0, "not above 0")
 not_negative_number = _bounded(number, lambda value: value >= 0, "not 0 or above")
 
 
+def n_bytes(text: str) -> int:
+    """`4GiB`, `900MiB`: a number of bytes, at least 1."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(GiB|MiB)\s*", text)
+    if found is None or not float(found[1]):
+        raise ValueError(f"{text} is no size: write it like 4GiB or 900MiB")
+    return int(float(found[1]) * (2**30 if found[2] == "GiB" else 2**20))
+
+
 def whole_numbers(text: str) -> tuple[int, ...]:
     """`4,8,16` as numbers, each at least 1, without repetition, in ascending order."""
     return tuple(sorted({positive(part) for part in text.split(",")}))
@@ -485,6 +493,14 @@ class EngineOptions:
     engine: Annotated[
         Literal["packed", "reference"], Flag("reference: one hooked full forward a question")
     ] = "packed"
+    memory: Annotated[
+        int | None,
+        Flag(
+            "bound on the process's memory, such as 4GiB: rows, sweeps and caches are cut to fit",
+            n_bytes,
+            presentation=True,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

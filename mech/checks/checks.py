@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from mech.engine import packed, reference
-from mech.engine.blocks import sliding_window
 from mech.engine.capture import capture_hooks, everything_names
+from mech.engine.layout import sliding_window
 from mech.engine.prefix_cache import PrefixCache
 from mech.engine.queries import Query
 from mech.heads import Head, HeadSet
@@ -231,7 +231,12 @@ def check_packed_row(model: Model, run: Trace) -> CheckResult:
         Query(ids[:-1], ids[-2:]),
     ]
     prefix_cache = packed.grow(model, PrefixCache((), NOTHING.fingerprint), ids[:middle], NOTHING)
-    pairs = zip(packed.score_row(model, queries, prefix_cache), reference.score(model, queries), strict=True)
+    # Fused where nobody listens to scores, eager where somebody does: both are used, both must be right.
+    listening = [(hook_name("scores", layer), lambda scores, point: None) for layer in range(model.n_layers)]
+    found = packed.score_row(model, queries, prefix_cache)
+    with hooked(model, listening, fires=1):
+        eager = packed.score_row(model, queries, prefix_cache)
+    pairs = zip([*found, *eager], reference.score(model, queries) * 2, strict=True)
     worst = max(float(abs(fast.logprobs - slow.logprobs).max()) for fast, slow in pairs)
     limit = LIMITS.get(model.dtype, LIMITS[torch.float32])
     sentence = "a packed row over a prefix cache scores as full forwards do"

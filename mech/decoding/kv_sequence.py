@@ -5,56 +5,27 @@
 
 Keys and values belong to the tokens *and* to what was done while they were computed (traps, 10): the prefix cache is
 checked, a token behind a span that is hidden now and was not hidden then (or the other way round) is computed again,
-and so is one that was edited as a action position and is now part of a prompt. They are written in place into buffers
-that this object alone holds; a prefix cache is copied, never written.
+and so is one that was edited as an action position and is now part of a prompt. They are written in place into memory
+that this object alone holds; a prefix cache is read where it is, never written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mech.engine.blocks import block_arguments, embed, layout, run_block, unembed
+from mech.engine.blocks import ROOM, RowCache, block_arguments, embed, run_block, unembed
+from mech.engine.layout import chain, layout
 from mech.engine.prefix_cache import PrefixCache
 from mech.engine.trie import common_prefix
 from mech.errors import InputError
 from mech.interventions.hooks import EditLocation, HookMissed, acting_hooks, hooked
 from mech.interventions.persistent import NOTHING_PERSISTENT, PersistentIntervention, Span, require_spans
 from mech.models.model import Model
-
-_ROOM = 256
-"""Positions by which the buffers grow at the least."""
-
-
-class Buffers:
-    """Keys and values of each layer, [1, n_kv_heads, room, d_head], of which the first `used` positions count."""
-
-    def __init__(self, prefix_cache: PrefixCache) -> None:
-        self.used = len(prefix_cache)
-        self.written: set[int] = set()
-        self._keys = {layer: keys.clone() for layer, keys in enumerate(prefix_cache.keys)}
-        self._values = {layer: values.clone() for layer, values in enumerate(prefix_cache.values)}
-
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Called by the attention bridge with the new tokens' rotated keys and their values."""
-        self.written.add(layer)
-        return self._put(self._keys, keys, layer), self._put(self._values, values, layer)
-
-    def _put(self, buffers: dict[int, Tensor], new: Tensor, layer: int) -> Tensor:
-        end = self.used + new.shape[-2]
-        old = buffers.get(layer)
-        if old is None or old.shape[-2] < end:
-            grown = new.new_empty(*new.shape[:-2], end + _ROOM, new.shape[-1])
-            if old is not None:
-                grown[:, :, : self.used] = old[:, :, : self.used]
-            buffers[layer] = old = grown
-        old[:, :, self.used : end] = new
-        return old[:, :, :end]
 
 
 class KVSequence:
@@ -81,7 +52,8 @@ class KVSequence:
         self.tokens: list[int] = list(prefix_cache.tokens)
         self.forwards = 0
         self._names = persistent.hook_names(model)
-        self._buffers = Buffers(prefix_cache)
+        self._cache = RowCache(prefix_cache.keys, prefix_cache.values, room=ROOM)
+        self._prefix_length = len(prefix_cache)
         self._spans: tuple[Span, ...] = ()
         # Tokens from here on were edited as action positions, if such edits stand.
         self._plain = len(prefix_cache)
@@ -156,7 +128,10 @@ class KVSequence:
 
     def _truncate(self, keep: int) -> None:
         del self.tokens[keep:]
-        self._buffers.used = keep
+        if keep < self._prefix_length:  # the rest of the prefix stays where it is
+            prefix = (self._cache.prefix_keys, self._cache.prefix_values)
+            keys, values = ([one[:, :, :keep] for one in layers] for layers in prefix)
+            self._cache, self._prefix_length = RowCache(keys, values, room=ROOM), keep
 
     @torch.no_grad()
     def _forward(self, tokens: Sequence[int], candidate: bool) -> Float[Tensor, "1 node d_model"]:
@@ -165,16 +140,16 @@ class KVSequence:
         self._acting.clear()
         for location in self.persistent.locations(model, self._spans, first, count, candidate):
             self._acting.setdefault(location.edit.hook_name, []).append(location)
-        depths = torch.arange(first, first + count, device=model.device)
-        ancestry = torch.ones(count, count, dtype=torch.bool, device=model.device).tril()
-        self._buffers.written.clear()
-        arguments = block_arguments(model, layout(model, depths, ancestry, first), self._buffers)
-        resid = embed(model, torch.tensor(list(tokens), device=model.device), depths)
+        prefix = self._prefix_length
+        where = layout(model, *chain(prefix, first + count - prefix), prefix, first - prefix)
+        self._cache.used = first - prefix
+        self._cache.keys.clear()
+        arguments = block_arguments(model, where, self._cache)
+        resid = embed(model, torch.tensor(list(tokens), device=model.device), where.depths)
         for layer in range(model.n_layers):
             resid = run_block(model, layer, resid, arguments[layer])
-        if len(self._buffers.written) != model.n_layers:
+        if len(self._cache.keys) != model.n_layers:
             raise HookMissed("The model's attention did not use the key/value cache it was given.")
         self.forwards += 1
         self.tokens += tokens
-        self._buffers.used = len(self.tokens)
         return resid

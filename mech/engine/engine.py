@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mech.engine import packed, reference
 from mech.engine.capture import shape_rows
+from mech.engine.memory import MemoryBound
 from mech.engine.packing import batches
 from mech.engine.prefix_cache import PrefixCache
 from mech.engine.queries import ForwardCounter, Query, Run, Score
@@ -34,12 +35,14 @@ from mech.models.model import Model
 __all__ = ["MAX_NODES", "Engine", "ForwardCounter", "Run"]
 
 MAX_NODES = 640
-"""Nodes in one packed row: more share the matrix products better, but attention in the row grows with the square."""
-
+"""Nodes in one forward of a packed row: more share the matrix products no better, and take more memory."""
+ROW_NODES = 16_384
+"""Nodes in one packed row, whose keys and values stay in memory until it is read."""
 
 KEPT_PREFIXES = 4
 KEPT_BYTES = 500_000_000
-"""Prefix caches that stay in memory: so many, and more while they fit. An ablation at all positions has its own."""
+"""Prefix caches that stay in memory: so many, and more while they fit. An ablation at all positions has its own.
+Under a bound on memory the one in use stays, and others while they fit."""
 
 
 @dataclass
@@ -51,12 +54,14 @@ class Engine:
         cache_dir: folder for kept runs, or None to keep nothing on disk.
         slow: answer scores by the reference path (one hooked full forward each).
         forwards: forwards run and saved so far.
+        memory: bytes that the process may take in all, weights included (`mech.engine.memory`); None for no bound.
     """
 
     model: Model
     cache_dir: Path | None = None
     slow: bool = False
     forwards: ForwardCounter = field(default_factory=ForwardCounter)
+    memory: int | None = None
     _prefixes: dict[tuple[tuple[int, ...], str], PrefixCache] = field(default_factory=dict)
     _sites: set[Site] = field(default_factory=lambda: set(CHECKED_AT_LOAD))
 
@@ -92,12 +97,24 @@ class Engine:
             prefix_cache = PrefixCache(*key, self._layers(kept, "keys"), self._layers(kept, "values"))
         else:
             self.forwards.ran += 1
-            prefix_cache = packed.grow(self.model, PrefixCache((), key[1]), key[0], everywhere)
+            nodes = None if self.memory is None else self.forward_nodes(len(tokens), len(tokens))
+            prefix_cache = packed.grow(self.model, PrefixCache((), key[1]), key[0], everywhere, nodes)
             self._put("prefix cache", about, _named(keys=prefix_cache.keys, values=prefix_cache.values))
         self._prefixes[key] = prefix_cache
-        while len(self._prefixes) > KEPT_PREFIXES and sum(map(_bytes, self._prefixes.values())) > KEPT_BYTES:
+        fewest, most = (
+            (KEPT_PREFIXES, KEPT_BYTES) if self.memory is None else (1, min(KEPT_BYTES, self._bound.quarter))
+        )
+        while len(self._prefixes) > fewest and sum(map(_bytes, self._prefixes.values())) > most:
             self._prefixes.pop(next(iter(self._prefixes)))
         return prefix_cache
+
+    @property
+    def _bound(self) -> MemoryBound:
+        return MemoryBound(self.model, self.memory)
+
+    def forward_nodes(self, context: int, most: int) -> int:
+        """How many nodes over a context of so many tokens one forward may have, at most `most`; InputError for none."""
+        return self._bound.forward_nodes(context, most)
 
     def require_sites(self, sites: Iterable[Site]) -> None:
         """Make sure, once an engine, that a change at these sites moves the logits; `score` and `run` do it themselves.
@@ -152,15 +169,23 @@ class Engine:
         groups: dict[str, list[int]] = {}
         for index, query in enumerate(queries):
             groups.setdefault(query.intervention.everywhere.fingerprint, []).append(index)
+        nodes = self.forward_nodes(max((len(query.tokens) for query in queries), default=0), MAX_NODES)
         scores: dict[int, Score] = {}
         for members in groups.values():
             chosen = [queries[index] for index in members]
             prefix_cache = self.prefix_cache(
                 chosen[0].tokens[: self._shared(chosen, shared)], chosen[0].intervention
             )
-            for batch in batches(chosen, len(prefix_cache), MAX_NODES):
-                self.forwards.ran += 1
-                answers = packed.score_row(self.model, [chosen[i] for i in batch], prefix_cache)
+            # Where edges are cut, every node of a row has a score for every other: such a row is one forward.
+            eager = any(
+                len(query.intervention.without_knockouts) < len(query.intervention.edits) for query in chosen
+            )
+            for batch in batches(
+                chosen, len(prefix_cache), nodes if eager else self._bound.row_nodes(ROW_NODES)
+            ):
+                row = [chosen[i] for i in batch]
+                answers, forwards = packed.run_scores(self.model, row, prefix_cache, nodes)
+                self.forwards.ran += forwards
                 scores.update({members[i]: answer for i, answer in zip(batch, answers, strict=True)})
         return [scores[index] for index in range(len(queries))]
 

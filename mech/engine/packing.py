@@ -13,30 +13,38 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
+import numpy as np
 import torch
 
+from mech.engine.layout import slides, sliding_window
 from mech.engine.queries import Query
 from mech.engine.trie import Trie
 from mech.interventions.edits import Edit, Knockout
 from mech.interventions.hooks import EditLocation
 from mech.interventions.intervention import Intervention
+from mech.interventions.sites import require_fit
 from mech.models.model import Model
+
+
+def tagged(query: Query, prefix_length: int) -> list[tuple[int, str]]:
+    """The query's tokens after the prefix, each with a tag of all local edits that have begun at its position."""
+    starts: dict[int, list[Edit | Knockout]] = {}
+    for edit in query.intervention.local.edits:
+        starts.setdefault(query.positions(edit)[0], []).append(edit)
+    begun: list[Edit | Knockout] = []
+    tag, out = "", []
+    for position in range(prefix_length, len(query.tokens)):
+        if position in starts:
+            begun += starts[position]
+            tag = Intervention(tuple(begun)).fingerprint
+        out.append((query.tokens[position], tag))
+    return out
 
 
 def insert(trie: Trie, query: Query) -> tuple[int, ...]:
     """Add a query's sequence after the prefix; copies under other edits part at the first position edited otherwise."""
-    starts: dict[int, list[Edit | Knockout]] = {}
-    for edit in query.intervention.local.edits:
-        starts.setdefault(query.positions(edit)[0], []).append(edit)
-    below = range(trie.prefix_length, len(query.tokens))
-    begun: list[Edit | Knockout] = []
-    tag, tags = "", []
-    for position in below:
-        if position in starts:
-            begun += starts[position]
-            tag = Intervention(tuple(begun)).fingerprint
-        tags.append(tag)
-    return trie.insert([query.tokens[i] for i in below], tags)
+    below = tagged(query, trie.prefix_length)
+    return trie.insert([token for token, _ in below], [tag for _, tag in below])
 
 
 def place(
@@ -59,6 +67,9 @@ def place(
     """
     locations = []
     for edit in query.intervention.local.edits:
+        if isinstance(edit, Knockout) and not _cuts(model, query, edit):
+            require_fit(model, edit)
+            continue
         nodes = [path[position - prefix_length] for position in query.positions(edit)]
         own = [at for at, node in enumerate(nodes) if node not in placed]
         if not own:
@@ -76,6 +87,38 @@ def place(
             edit = replace(edit, where=where, value=edit.value[own])
         locations.append(EditLocation(edit, rows, columns))
     return locations
+
+
+def _cuts(model: Model, query: Query, edit: Knockout) -> bool:
+    """Whether one of the edges exists: those to later positions or out of a sliding window are masked anyway."""
+    distances = np.subtract.outer(np.asarray(query.positions(edit)), np.asarray(edit.sources))
+    window = sliding_window(model) if 0 <= edit.layer < model.n_layers and slides(model, edit.layer) else None
+    return bool(((distances >= 0) & (distances < (window or np.inf))).any())
+
+
+def within(
+    locations: Sequence[EditLocation], start: int, stop: int, prefix_length: int
+) -> list[EditLocation]:
+    """What of these locations acts on the nodes from `start` to `stop`, when only those are run, after those before."""
+    here = []
+    for location in locations:
+        edit, rows, columns = location.edit, location.rows, location.columns
+        if rows is not None:
+            own = ((rows >= start) & (rows < stop)).nonzero()[:, 0]
+            if not len(own):
+                continue
+            rows = rows[own] - start
+            if isinstance(edit, Edit) and edit.value is not None and edit.value.ndim == 2:
+                where = (
+                    tuple(edit.where[at] for at in own.tolist())
+                    if isinstance(edit.where, tuple)
+                    else edit.where
+                )
+                edit = replace(edit, where=where, value=edit.value[own])
+            if columns is not None:
+                columns = columns[columns < prefix_length + stop]
+        here.append(EditLocation(edit, rows, columns))
+    return here
 
 
 def batches(queries: Sequence[Query], prefix_length: int, max_nodes: int) -> list[list[int]]:

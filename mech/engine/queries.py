@@ -190,9 +190,7 @@ def token_logprobs(
     """
     wide = logits if logits.dtype == torch.float64 else logits.float()
     where = torch.arange(len(targets), device=targets.device) if rows is None else rows
-    best = wide.argmax(dim=-1)
-    normaliser = torch.logsumexp(wide, dim=-1)
-    chosen = wide[where, targets]
-    if not bool(torch.isfinite(normaliser).all()) or not bool(torch.isfinite(chosen).all()):
+    logprobs = torch.log_softmax(wide, dim=-1)[where, targets]
+    if not bool(torch.isfinite(logprobs).all()):
         raise FloatingPointError("The model's logits are not finite: nothing of this run may be recorded.")
-    return chosen - normaliser[where], best[where] == targets
+    return logprobs, wide.argmax(dim=-1)[where] == targets

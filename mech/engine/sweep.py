@@ -11,23 +11,23 @@ The slow path is one hooked full forward a change (`mech.engine.reference`); tes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mech.engine import packed, reference
-from mech.engine.blocks import Layout, RowCache, block_arguments, layout, run_block
+from mech.engine.blocks import BlockArguments, RowCache, block_arguments, run_block
 from mech.engine.capture import everything_names
 from mech.engine.engine import Engine, Run
+from mech.engine.layout import Layout, chain, layout
 from mech.engine.queries import Query, Score
 from mech.errors import InputError
 from mech.interventions.hooks import EditLocation, edit_hooks, hooked
 from mech.interventions.intervention import Edit, Intervention, Knockout
 from mech.models.model import Model
 
-SWEEP_NODES = 256
-"""Nodes in one packed row of copies: many for large matrix products, few that copies do not attend in vain."""
+SWEEP_NODES = 512
+"""Nodes in one packed row of copies: more make the matrix products no faster, and take more memory."""
 
 _CLEAN = -1  # the slot of a change that has done nothing yet: it needs no copy
 _ByLayer = dict[int, list[Edit | Knockout]]
@@ -86,7 +86,8 @@ def score_interventions(engine: Engine, run: Run, changes: Sequence[Intervention
     layers = {index: _by_layer(changes[index]) for index in changed}
     marks = {index: _marks(model, layers[index]) for index in changed}
     changed.sort(key=lambda index: marks[index])  # those that are equal up to a layer are neighbours
-    step = max(1, SWEEP_NODES // len(query.action))
+    nodes = engine.forward_nodes(len(query.tokens), SWEEP_NODES)
+    step = max(1, nodes // len(query.action))
     for start in range(0, len(changed), step):
         group = changed[start : start + step]
         rows = _side_by_side(
@@ -126,7 +127,7 @@ def _side_by_side(
     cache = RowCache(run.prefix_cache.keys, run.prefix_cache.values)
     slots = [_CLEAN] * len(changes)
     row = resid_pre[0].new_empty(1, 0, model.d_model)
-    arguments: list[dict[str, Any]] = []
+    arguments: list[BlockArguments] = []
     for layer in range(model.n_layers):
         histories: dict[tuple[int, tuple[str, ...]], int] = {(_CLEAN, ()): _CLEAN}
         edits: list[list[Edit | Knockout]] = []
@@ -161,6 +162,4 @@ def _place(model: Model, edit: Edit | Knockout, start: int, n: int) -> EditLocat
 def copies(model: Model, query: Query, count: int) -> Layout:
     """The layout of that many copies of a query's candidate nodes, which do not see each other, over its prompt."""
     start, n = query.candidate.start, len(query.action)
-    one = torch.tril(torch.ones(n, n, dtype=torch.bool, device=model.device))
-    depths = torch.arange(start, start + n, device=model.device).repeat(count)
-    return layout(model, depths, torch.block_diag(*[one] * count).bool(), start)
+    return layout(model, *chain(start, n, count), start)

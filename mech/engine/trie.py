@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 
 @dataclass
 class Trie:
-    """A growing packed row. Nodes are numbered in the order of insertion, parents before children."""
+    """A growing packed row. Nodes are numbered in the order of insertion, which is depth-first for sorted paths."""
 
     prefix_length: int
     tokens: list[int] = field(default_factory=list)
@@ -51,15 +51,6 @@ class Trie:
             parent = node
             path.append(node)
         return tuple(path)
-
-    def ancestry(self) -> Bool[np.ndarray, "node node"]:
-        """[i, j] is true where node j is node i or one of its ancestors: what node i may attend to in the row."""
-        seen = np.zeros((len(self), len(self)), dtype=bool)
-        for node, parent in enumerate(self.parents):
-            if parent >= 0:
-                seen[node] = seen[parent]
-            seen[node, node] = True
-        return seen
 
     def counts(self, paths: Sequence[Sequence[int]]) -> Int[np.ndarray, " node"]:
         """How many of the paths go through each node."""

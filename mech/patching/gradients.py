@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mech.engine.blocks import RowCache, block_arguments, run_block, unembed
+from mech.engine.blocks import BlockArguments, RowCache, block_arguments, run_block, unembed
 from mech.engine.prefix_cache import PrefixCache
 from mech.engine.queries import Query, token_logprobs
 from mech.engine.sweep import copies
@@ -112,7 +112,7 @@ def shifted_gradients(
     n = len(query.action)
     cache = RowCache(prefix_cache.keys, prefix_cache.values)
     row = torch.empty(1, 0, model.d_model, dtype=model.dtype, device=model.device)
-    arguments: list[dict[str, Any]] = []
+    arguments: list[BlockArguments] = []
     with leaves_only(model):
         leaves = [_leaf(model, n, run.site) for run in runs]
         for layer in range(runs[0].layer, model.n_layers):

@@ -69,7 +69,7 @@ def _summed(engine: Engine, sequences: Sequence[Sequence[int]]) -> Float[Tensor,
     rest = _groups([sequence[shared:] for sequence in sequences])
     for prefix, paths in [*parts, *((None, group) for group in rest)]:
         trie = Trie(len(prefix_cache))
-        nodes = [trie.insert(path, [""] * len(path)) for path in paths]
+        nodes = [trie.insert(path, [""] * len(path)) for path in sorted(map(tuple, paths))]
         if not len(trie):
             continue
         run = run_row(model, trie, prefix_cache, keep=names)

@@ -22,9 +22,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mech.engine.blocks import Layout, RowCache, block_arguments, layout, run_block, unembed
+from mech.engine.blocks import RowCache, block_arguments, run_block, unembed
 from mech.engine.capture import everything_names
 from mech.engine.engine import Engine, Run
+from mech.engine.layout import Layout, layout
 from mech.engine.prefix_cache import PrefixCache
 from mech.engine.queries import Query, token_logprobs
 from mech.engine.sweep import require_clean
@@ -138,11 +139,11 @@ def _rows(
                 squares, count = squares + float(own.square().sum()), count + own.numel()
         start = runs[0].query.candidate.start
         sizes = [len(run.query.action) for run in runs]
-        depths = torch.cat([torch.arange(start, start + n, device=model.device) for n in sizes])
-        seen = torch.block_diag(*[torch.ones(n, n, device=model.device).tril() for n in sizes]).bool()
+        depths = [start + i for n in sizes for i in range(n)]
+        parents = [at - 1 if depth > start else -1 for at, depth in enumerate(depths)]
         resid = torch.cat([run.cache[entering] for run in runs])[None]
         actions = tuple(run.query.action for run in runs)
-        rows.append(_Row(actions, runs[0].prefix_cache, resid, layout(model, depths, seen, start)))
+        rows.append(_Row(actions, runs[0].prefix_cache, resid, layout(model, depths, parents, start)))
     return rows, math.sqrt(squares / count)
 
 

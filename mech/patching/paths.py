@@ -25,9 +25,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mech.engine import packed, reference
-from mech.engine.blocks import RowCache, block_arguments, layout, run_block
+from mech.engine.blocks import RowCache, block_arguments, run_block
 from mech.engine.capture import capture_hooks, everything_names
 from mech.engine.engine import Engine, Run
+from mech.engine.layout import layout
 from mech.engine.queries import Score
 from mech.engine.sweep import by_layer, copies, require_clean, stacked
 from mech.errors import InputError
@@ -180,20 +181,19 @@ def _project(
         positions: for the rotary embedding, which comes after `hook_k`.
         keys: replace `hook_k`; only the cached keys differ then.
     """
-    depths = torch.as_tensor(list(positions), device=model.device)
-    each_alone = torch.eye(len(depths), dtype=torch.bool, device=model.device)
+    n = len(positions)
     cache = RowCache((), ())
-    arguments = block_arguments(model, layout(model, depths, each_alone, 0), cache)
+    arguments = block_arguments(model, layout(model, positions, [-1] * n, 0), cache)
     name = hook_name("k", layer)
     kept: dict[str, Tensor] = {}
     hooks = capture_hooks(model, [name], kept.__setitem__)
     if keys is not None:
-        rows = torch.arange(len(depths), device=model.device)
+        rows = torch.arange(n, device=model.device)
         edits = [Edit("k", layer, head, "candidate", keys[:, head]) for head in range(model.n_kv_heads)]
         hooks += edit_hooks(model, [EditLocation(edit, rows) for edit in edits])
     with hooked(model, hooks, fires=1):
         run_block(model, layer, resid[None], arguments[layer])
-    return kept[name][0].reshape(len(depths), model.n_kv_heads, model.d_head), cache.keys[layer]
+    return kept[name][0].reshape(n, model.n_kv_heads, model.d_head), cache.keys[layer]
 
 
 def _packed(

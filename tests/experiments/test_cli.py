@@ -34,6 +34,7 @@ ALL: dict[str, Study] = {name: import_module(one.module).STUDY for name, one in 
 PRESENTATION = {
     "out",
     "cache",
+    "memory",
     "quiet",
     "keep",
     "format",
@@ -66,6 +67,8 @@ def other_value(option: Option, folder: Path) -> str:
     if option.type is Path:
         (folder / "file").write_text("contents")
         return str(folder / "file")
+    if option.name == "memory":
+        return "4GiB"
     if option.name in ("one", "other"):
         return "pre,succ"
     if option.name == "k":

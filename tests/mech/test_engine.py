@@ -266,7 +266,8 @@ def test_another_question_is_not_answered_from_the_cache(tiny_folder: FolderFact
         engine = Engine(model, tmp_path)
         run = engine.run(query, [Z0, PATTERN1], at={"record": [25, 30], "nothing": []})
         assert engine.forwards == ForwardCounter(ran=1, saved=0)
-        assert_bits([run.score], [Engine(model).run(query).score])
+        # A kept pattern is computed by eager attention, whose last bits are not those of fused attention.
+        assert_bits([run.score], [Engine(model).run(query, [PATTERN1]).score])
         scoring = Engine(model, tmp_path)
         assert_bits(scoring.score([query]), Engine(model).score([query]))
         assert scoring.forwards.ran > 0

@@ -213,7 +213,7 @@ def test_a_mask_without_the_window_is_refused_however_long_the_window(
     model.hf_config.sliding_window = window
     names = {result.name for result in run_checks(model) if not result.passed}
     assert names == set() and model.hf_config.sliding_window == window
-    monkeypatch.setattr(blocks, "_slides", lambda model, layer: False)
+    monkeypatch.setattr(blocks, "slides", lambda model, layer: False)
     monkeypatch.setattr("mech.checks.checks.sliding_window", lambda model: window)
     names = {result.name for result in run_checks(model) if not result.passed}
     assert "window_packed_row" in names and ("packed_row" in names) == (window < 12)

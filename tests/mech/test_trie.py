@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,18 +31,6 @@ def test_every_path_reads_back_its_tokens_at_its_depths(
         assert [trie.tokens[node] for node in path] == [token for token, _ in one]
         assert [trie.depths[node] for node in path] == list(range(prefix_cache, prefix_cache + len(one)))
         assert [trie.parents[node] for node in path] == [-1, *path][: len(path)]
-
-
-@given(TRUNKS, SEQUENCES)
-def test_a_node_sees_exactly_the_nodes_of_its_path_up_to_itself(
-    prefix_cache: int, sequences: list[list[tuple[int, str]]]
-) -> None:
-    trie, paths = filled(prefix_cache, sequences)
-    seen = trie.ancestry()
-    assert seen.shape == (len(trie), len(trie))
-    for path in paths:
-        for place, node in enumerate(path):
-            assert sorted(path[: place + 1]) == np.flatnonzero(seen[node]).tolist()
 
 
 @given(TRUNKS, SEQUENCES)
@@ -86,7 +73,7 @@ def test_tags_keep_copies_apart_from_where_they_differ() -> None:
     trie = Trie(2)
     clean, edited = trie.insert([5, 6, 7], ["", "", ""]), trie.insert([5, 6, 7], ["", "e", "e"])
     assert clean == (0, 1, 2) and edited == (0, 3, 4)
-    assert not trie.ancestry()[4, [1, 2]].any() and trie.ancestry()[4, [0, 3, 4]].all()
+    assert trie.parents == [-1, 0, 1, 0, 3]
 
 
 def test_a_tag_is_needed_for_every_token() -> None:
