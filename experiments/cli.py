@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asked = parse(study, words[1:])
         if asked.help is not None:
             with _reader_may_stop():
-                asked.help()
+                print(asked.help)
             return 0
         _log(asked.log_level)
         report = study.run(asked.config)

@@ -45,12 +45,12 @@ class ControlledOptions:
     controls: Annotated[int, Flag("control sets of each drawn kind for each size", not_negative)] = 20
     control_k: Annotated[
         tuple[int, ...],
-        Flag("sizes beside which all kinds of controls stand, not random alone", whole_numbers),
+        Flag("sizes that get all kinds of controls, not random alone", whole_numbers),
     ] = (16,)
     control_kinds: Annotated[
         str,
         Flag(
-            "list of kinds of controls, KIND or KIND:N (random:100: so many sets, not --controls of them); or none"
+            "list of kinds of controls, KIND or KIND:N (random:100 draws 100 sets in place of --controls); or none"
         ),
     ] = ",".join(ALL_KINDS)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +37,7 @@ class Command:
 
     config: Any
     log_level: str | None = None
-    help: Callable[[], Any] | None = None
+    help: str | None = None
 
 
 def parse(study: Study[Any], words: Sequence[str]) -> Command:
@@ -49,7 +51,7 @@ def parse(study: Study[Any], words: Sequence[str]) -> Command:
     except CycloptsError as error:
         raise InputError(_sentence(error)) from error
     if getattr(command, "__name__", "") == "help_print":
-        return Command(None, help=lambda: command(*bound.args, **bound.kwargs))
+        return Command(None, help=help_text(study, shutil.get_terminal_size().columns))
     given = {key: value for key, value in bound.arguments.items() if value is not None}
     file, level = given.pop("config", None), given.pop("log_level", None)
     said = {
@@ -131,20 +133,33 @@ def app_of(study: Study[Any]) -> App:
     def command(*args: Any, **values: Any) -> None:
         """Only its signature is used."""
 
-    command.__doc__ = None
     command.__dict__["__signature__"] = inspect.Signature(parameters)
     command.__annotations__ = {one.name: one.annotation for one in parameters}
-    words = [f"[{option.name.upper()} ...]" for option in study.options if option.positional]
-    app = App(
-        name=f"backfire {study.name}",
-        usage=" ".join(["backfire", study.name, *words, "[--option value ...]"]),
-        help=study.summary,
-        help_epilogue=f"example: {study.example}",
-        help_formatter="plain",
-        version_flags=[],
-    )
+    app = App(name=f"backfire {study.name}", help=study.summary, version_flags=[])
     app.default(command)
     return app
+
+
+def help_text(study: Study[Any], width: int) -> str:
+    """What `--help` prints: usage, summary and every option in lines of at most `width`, and the example in one."""
+    words = [f"[{option.name.upper()} ...]" for option in study.options if option.positional]
+    lines = [" ".join(["Usage: backfire", study.name, *words, "[--option value ...]"]), ""]
+    lines += [*textwrap.wrap(study.summary, width), "", "Parameters:", "  --help, -h: show this text"]
+    for option in sorted((*study.options, *_RUNNERS), key=lambda one: not one.positional):
+        name = option.name.upper() if option.positional else f"--{option.name}"
+        value = "" if option.switch or option.positional else f" {option.word}"
+        said = [f"{name}{value}: {option.help}", "(may be given several times)" if option.repeatable else ""]
+        said.append(f"[choices: {', '.join(option.choices)}]" if option.choices else "")
+        said.append(f"[default: {_shown(option.default)}]" if _has_default(option) else "")
+        lines += textwrap.wrap(
+            " ".join(filter(None, said)),
+            width,
+            initial_indent="  ",
+            subsequent_indent="      ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join([*lines, "", f"example: {study.example}"])
 
 
 def _annotation(option: Option) -> Any:
@@ -158,9 +173,6 @@ def _annotation(option: Option) -> Any:
             metavar=None if option.switch or option.positional else option.word,
             negative=(),
             choices=option.choices,
-            show_default=False
-            if option.switch or option.default in (None, (), "")
-            else _shown(option.default),
             allow_repeating=True,
             allow_leading_hyphen=True,  # of a positional one: - alone, which is standard input
             consume_multiple=option.positional,
@@ -168,9 +180,12 @@ def _annotation(option: Option) -> Any:
     ]
 
 
-def _shown(default: Any) -> Callable[[Any], str]:
-    text = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
-    return lambda _: text
+def _has_default(option: Option) -> bool:
+    return not option.switch and option.default not in (None, (), "")
+
+
+def _shown(default: Any) -> str:
+    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
 def _sentence(error: CycloptsError) -> str:

@@ -85,16 +85,22 @@ def other_value(option: Option, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_shows_every_option_and_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_every_option_and_an_example(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "90")
     assert main([name, "--help"]) == 0
     shown = capsys.readouterr().out
-    assert f"example: backfire {name}" in " ".join(shown.split())
+    lines, words = shown.splitlines(), " ".join(shown.split())
+    assert lines[-1] == f"example: {ALL[name].example}"
+    assert max(map(len, lines[:-1])) <= 90
     for option in ALL[name].options:
+        assert " ".join(option.help.split()) in words  # no text is read as markup, or as an emoji
         name = option.name.upper()
         written = rf"^ *{name}\b" if option.positional else rf"--{option.name}(?![\w-])"
         assert re.search(written, shown, re.M)
         if not (option.positional or option.switch):
-            assert f"--{option.name} {option.word}: " in " ".join(shown.split())
+            assert f"--{option.name} {option.word}: " in words
 
 
 def test_help_says_which_options_take_numbers(capsys: pytest.CaptureFixture[str]) -> None:
