@@ -9,7 +9,7 @@ other spelling.
 | `empty` | nothing is left |
 | `call` | the whole can be read: a call of the grammar, a program that parses |
 | `prose` | nothing looks like the beginning of an action |
-| `truncated` | the beginning of an action stands there, and its end is missing |
+| `truncated` | the beginning of an action is there, and its end is missing |
 | `unparsable` | the rest: an action with a slip of form |
 """
 
@@ -103,7 +103,7 @@ class AgentEnvironment(Environment[State], Protocol[State]):
         ...
 
     def ban_everywhere(self, text: str) -> bool:
-        """Whether forbidding a failed action wherever it stands in a reply forbids no other valid action.
+        """Whether forbidding a failed action wherever it is in a reply forbids no other valid action.
 
         False: only a reply that is this action and nothing else may be forbidden.
         """

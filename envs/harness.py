@@ -7,9 +7,9 @@
 | `abstract` | one note of the runtime's, without the call |
 | `drop` | deleted |
 
-Successful steps stand there verbatim in all of them. `+ban`: every action that has failed so far is forbidden to the
+Successful steps are there verbatim in all of them. `+ban`: every action that has failed so far is forbidden to the
 policy, which must not write it again; how it is kept from that is the policy's affair. The system prompt, save for the
-instruction, and the demonstrations behind it are the same in all.
+instruction, and the demonstrations after it are the same in all.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Harness:
 
     @property
     def keeps_failed_calls(self) -> bool:
-        """Whether a failed call stands in the transcript, so that it can be hidden from heads."""
+        """Whether a failed call is in the transcript, so that attention to it can be knocked out."""
         return self.history.startswith("verbatim")
 
     @property
@@ -64,7 +64,7 @@ class Phrases:
     """The runtime's wording, as plain values.
 
     `abstract` is a function (error family, tool or None, number of the failure from 1) → note; `instruction_join`
-    stands between the system prompt and the instruction.
+    is between the system prompt and the instruction.
     """
 
     observation_role: str
@@ -86,7 +86,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Ban:
-    """An action that must not be written again: wherever it stands in a reply, or only as the whole of one."""
+    """An action that must not be written again: wherever it is in a reply, or only as the whole of one."""
 
     text: str
     everywhere: bool
@@ -107,7 +107,7 @@ class Request:
 
 
 def parse_harnesses(text: str) -> tuple[Harness, ...]:
-    """Read `all`, `paper` or `a,b,c` (a group may stand among the names); each once, in the order first given.
+    """Read `all`, `paper` or `a,b,c` (a group may be among the names); each once, in the order first given.
 
     Raises InputError for an unknown name, listing the known ones, and for an empty list.
     """

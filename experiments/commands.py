@@ -36,16 +36,18 @@ _SUMMARIES: Mapping[str, Mapping[str, str]] = {
     "mechanism": {
         "heads": "find induction-style heads on repeated random tokens and freeze a set",
         "patch": "attribute a difference of two conditions to heads or layers by exact noising and denoising",
-        "joint": "what the best heads carry of Δcopy together, by eight methods, each beside seven kinds of controls",
-        "ablate": "take a frozen head set out of the whole run and measure again, beside controls of six kinds",
-        "knockout": "cut attention from where the call would be repeated to the failed call in the record",
-        "circuit": "find the smallest set of heads that carries a share of Δcopy, and test it where it was not found",
+        "joint": "share of Δcopy that the best heads account for, by eight methods, beside seven kinds of controls",
+        "ablate": "ablate a frozen head set and measure again, beside controls of six kinds",
+        "knockout": "knock out attention from where the call would be repeated to the failed call in the record",
+        "circuit": (
+            "find the smallest set of heads that accounts for a share of Δcopy, and test it where it was not found"
+        ),
         "attribute": "estimate every head's effect by gradients and show the estimates against the exact sweep",
         "direct": (
             "split every head's and MLP's effect into what reaches the logits by itself and what goes through others"
         ),
         "layers": "attribute a difference of two conditions to layers: MLP outputs and the residual stream",
-        "path": "cut the path from previous-token heads into the keys of induction heads at the recorded call",
+        "path": "ablate the path from previous-token heads into the keys of induction heads at the recorded call",
         "agree": "compare the ranking of heads by every score with that by their causal effects",
         "overlap": "does the mark of failure (Δsem) have heads of its own, and are they those of Δcopy",
         "placebo": (
@@ -58,7 +60,7 @@ _SUMMARIES: Mapping[str, Mapping[str, str]] = {
         "predict": "whether G, copy and repeat probabilities before a step of a rollout tell that it repeats",
     },
     "tools": {
-        "demo": "run the main job on the bundled model: measure, find heads, patch and cut them, draw",
+        "demo": "run the main job on the bundled model: measure, find heads, patch and knock out, draw",
         "merge": "join the shards of a study, run as a job array with --shard, into one run folder with its tables",
         "doctor": "print versions and identity, and run every check of a model, its tokenizer and its chat template",
         "calibrate": "simulate how often the tests err and the intervals miss, with few clusters of skewed values",

@@ -105,9 +105,9 @@ def conclusion(out: Path) -> str:
         f"{_verdict(gain['ci_lo'], gain['ci_hi'])}.",
         f"2. {copy['mean'] / -gain['mean']:.0%} of that is there as soon as the transcript holds the call, before it "
         f"is marked as failed (Δcopy = {copy['mean']:.1f}, Δsem = {sem['mean']:.1f} nats).",
-        f"3. Cutting the attention of the {TOP} heads that score highest on repeated random tokens to the recorded "
-        f"call removes {cut['share']:.0%} of Δcopy {_percentages(cut['ci_lo'], cut['ci_hi'])}; as many random heads of "
-        f"the same layers remove {cut['control_lo']:.0%} to {cut['control_hi']:.0%} ({int(cut['n_controls'])} sets, "
+        f"3. Knocking out the attention to the recorded call of the {TOP} heads that score highest on repeated random "
+        f"tokens removes {cut['share']:.0%} of Δcopy {_percentages(cut['ci_lo'], cut['ci_hi'])}; as many random heads "
+        f"of the same layers remove {cut['control_lo']:.0%} to {cut['control_hi']:.0%} ({int(cut['n_controls'])} sets, "
         f"{int(cut['n'])} items). Their outputs alone, put into the run without the record, give "
         f"{added['share']:.0%} of it.",
         "",

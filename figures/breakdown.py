@@ -22,7 +22,7 @@ READS = {
     "breakdown.csv": ("model", "env", "by", "level", "measure", "mean", "ci_lo", "ci_hi", "n"),
 }
 """Table → the columns that are read of it."""
-MEASURES = {"copy": ("Δcopy: a× stands in the transcript", style.COPY, "o", -0.15),
+MEASURES = {"copy": ("Δcopy: a× is in the transcript", style.COPY, "o", -0.15),
             "sem": ("Δsem: the message says it failed", style.SEM, "s", 0.15)}  # fmt: skip
 GROUPINGS = {
     "error_type": "error family",

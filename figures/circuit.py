@@ -1,8 +1,8 @@
-"""The circuit: share of the difference against the number of heads, by search, and where the heads found stand.
+"""The circuit: share of the difference against the number of heads, by search, and where the heads found are.
 
 Reads circuit.csv, circuit_curve.csv and circuit_ranking.csv. A line is a method's order of heads cut at size k, in the
 metric of the search: solid on held-out items, thin and dashed on the training items that chose the heads. A ring with a
-95 % interval (none with few clusters) stands at the size that was found (open where no set reached the target), and a
+95 % interval (none with few clusters) is at the size that was found (open where no set reached the target), and a
 cross at the same set's share in the other metric on the held-out items: margin beside log-probability. The band is the
 range of random layer-matched sets.
 """
@@ -54,7 +54,7 @@ def circuit_numbers(curve: pd.DataFrame, circuit: pd.DataFrame) -> pd.DataFrame:
 
     Raises:
         MissingTable: no rows of held-out items.
-        FigureError: an unknown method, curves of two metrics, a row that stands twice, or a found size that the curve
+        FigureError: an unknown method, curves of two metrics, a row that is there twice, or a found size that the curve
             lacks.
     """
     unknown = set(curve["method"]) - {*LOOKS, RANDOM}

@@ -1,7 +1,7 @@
 """Total against direct effect of every head: what it writes itself, and what later heads and MLPs make of it.
 
 Reads direct.csv (pre → neut), shares of Δcopy. On the diagonal all of an effect is direct; a head off it works through
-others; one left of zero holds copying back by itself. Coloured: the direct effect's interval is on one side of 0.
+others; one left of zero suppresses copying by itself. Coloured: the direct effect's interval is on one side of 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ READS = {
 """Table → the columns that are read of it."""
 TITLES = {"denoise": "Denoising (sufficiency)", "noise": "Noising (necessity)"}
 _LOOKS = {
-    "": ("not told from 0 (Holm over heads)", style.OTHER, "o", 9),
+    "": ("not distinguished from 0 (Holm over heads)", style.OTHER, "o", 9),
     "copying": ("copying: direct effect above 0", style.SELECTED, "D", 20),
     "suppression": ("suppression: direct effect below 0", style.SEM, "v", 24),
 }
@@ -88,7 +88,7 @@ def _draw(axes: Axes, part: pd.DataFrame, what: str) -> None:
 
 
 def _name(figure: Figure, axes: Axes, part: pd.DataFrame) -> None:
-    """Name the heads that stand farthest out."""
+    """Name the heads that are farthest out."""
     points = 100 * part[["direct_share", "total_share"]].to_numpy(float)
     scale = np.abs(points).max(axis=0)
     far = np.argsort(-np.abs(points / np.where(scale > 0, scale, 1)).max(axis=1), kind="stable")[:_N_LABELS]

@@ -1,9 +1,9 @@
-"""What the best heads carry of a difference of two conditions, by method: share against the number of heads.
+"""How much of a difference of two conditions the best heads account for, by method: share against the number of heads.
 
 Reads joint.csv. Selected heads: share of log p(a×) and of the margin over the reference, with 95 % intervals.
 Layer-matched random heads: mean, and the range over draws; other kinds of controls: their means, all of log p(a×). One
 page an environment and pair of conditions. Dashed: all of the difference. With a single number of heads there is no
-curve: the two shares and every kind of control (mean, range over draws) stand side by side.
+curve: the two shares and every kind of control (mean, range over draws) are side by side.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TITLES = {
     "resample": "resample ablation",
     "zero": "zero ablation",
     "optimal": "optimal ablation",
-    "knockout": "attention to the call cut",
+    "knockout": "attention to the call knocked out",
 }
 MARKS = {
     "norm": ("equal output norm", "v"),

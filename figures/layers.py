@@ -1,7 +1,7 @@
-"""Which layers carry Δcopy: each layer's MLP output, and the residual stream before each layer, both directions.
+"""Which layers account for Δcopy: each layer's MLP output, and the residual stream before each layer, both directions.
 
 Reads layers.csv (pre → neut): share of Δcopy with 95 % interval. The residual stream's profile says where the
-difference has arrived at the action positions: 0 before layer 0, the whole answer behind the last.
+difference has arrived at the action positions: 0 before layer 0, the whole answer after the last.
 """
 
 from __future__ import annotations

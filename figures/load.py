@@ -57,7 +57,7 @@ _READING: dict[str, Any] = {
     **{"keep_default_na": False, "na_values": [""]},
     **({"float_precision": "round_trip"} if _OLD_PANDAS else {}),
 }
-WHOLE_MODEL = "none"
+UNABLATED = "none"
 """The label of the unablated model in the column `ablation`."""
 DIRECTIONS = ("denoise", "noise")
 
@@ -131,7 +131,7 @@ def of_metric(table: pd.DataFrame, name: str, metric: str) -> pd.DataFrame:
 
 
 def read_arms(run: Path, name: str, reads: Mapping[str, Sequence[str]], named: str = "model") -> pd.DataFrame:
-    """A table whose lines may be of several ablation arms, the label of each behind its name in the column `named`.
+    """A table whose lines may be of several ablation arms, the label of each beside its name in the column `named`.
 
     So a figure draws arms as it draws models (or environments): side by side, or a panel each. Lines of the unablated
     model keep their name, as do all lines of a table without the column `ablation`.
@@ -142,7 +142,7 @@ def read_arms(run: Path, name: str, reads: Mapping[str, Sequence[str]], named: s
     table = read_table(run, name, reads)
     if "ablation" not in table.columns:
         return table
-    whole = table["ablation"].isna() | (table["ablation"] == WHOLE_MODEL)
+    whole = table["ablation"].isna() | (table["ablation"] == UNABLATED)
     return table.assign(
         **{named: table[named].where(whole, table[named] + ", " + table["ablation"] + " ablated")}
     )

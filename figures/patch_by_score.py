@@ -1,4 +1,4 @@
-"""Prefix-matching score against share of Δcopy: do the heads that copy random tokens carry the repetition?
+"""Prefix-matching score against share of Δcopy: do the heads that copy random tokens account for the repetition?
 
 One panel per direction, one point per head; Spearman's rank correlation over all heads; largest shares named.
 """

@@ -1,4 +1,4 @@
-"""Where Δcopy is carried: the same head sets patched at their queries, keys, values, pattern or z, side by side.
+"""Where Δcopy arises: the same head sets patched at their queries, keys, values, pattern or z, side by side.
 
 Reads patch_redundancy.csv (joint share of a set with its interval) and patch.csv (keys and values by key/value head).
 One panel per place, pair of conditions and direction; k and v are those of the key/value heads that a set's heads
@@ -46,7 +46,7 @@ def site_numbers(redundancy: pd.DataFrame) -> pd.DataFrame:
 
     Raises:
         MissingTable: nowhere were two sites patched.
-        FigureError: a set stands twice.
+        FigureError: a set is there twice.
     """
     rows = redundancy[redundancy["site"].isin(SITES)].dropna(subset=["joint_share"])
     refuse_doubles(rows, "patch_redundancy.csv", [*_KEYS, "site", "set"])

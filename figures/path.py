@@ -30,7 +30,7 @@ def path_numbers(table: pd.DataFrame) -> pd.DataFrame:
 
     Raises:
         MissingTable: no selected senders with a share.
-        FigureError: a set stands twice.
+        FigureError: a set is there twice.
     """
     rows = table[(table["from"] == "pre") & (table["to"] == "neut")].dropna(subset=["share"])
     if rows[rows["kind"] == "selected"].empty:

@@ -2,7 +2,7 @@
 
 Reads predict_calibration.csv and predict.csv. Left: observed share of repeats against the mean predicted probability,
 in bins of equal numbers of decision points, with 95 % intervals; the diagonal is perfect calibration. Right: area
-under the ROC curve of every predictor as it stands; ½ is chance, and below it the predictor is low before repeats. A
+under the ROC curve of every predictor as it is; ½ is chance, and below it the predictor is low before repeats. A
 page a model, environment, arm and ablation under which the steps were scored.
 """
 
@@ -35,7 +35,7 @@ def calibration_numbers(bins: pd.DataFrame, areas: pd.DataFrame) -> pd.DataFrame
     x is the mean predicted probability, and empty for areas.
 
     Raises:
-        FigureError: a bin or an area stands twice.
+        FigureError: a bin or an area is there twice.
     """
     refuse_doubles(bins, "predict_calibration.csv", [*_CELL, "predictor", "predicted"])
     refuse_doubles(areas, "predict.csv", [*_CELL, "predictor"])
@@ -106,5 +106,5 @@ def _draw_areas(axes: Axes, areas: pd.DataFrame, labels: list[str]) -> None:
     axes.set_xlim(-0.03, 1.03)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
     axes.set_xlabel("AUC")
-    axes.set_title("repeats told from other steps")
+    axes.set_title("repeats distinguished from other steps")
     side_column(axes, "n", [str(int(n)) for n in areas["n"]])

@@ -1,4 +1,4 @@
-"""Which tokens of a× carry Δcopy and Δsem: by place in a×, and by part relative to the reference action.
+"""Which tokens of a× account for Δcopy and Δsem: by place in a×, and by part relative to the reference action.
 
 Reads profiles.csv, nats per item summed over the tokens of a level, with 95 % intervals. Left: the ten tenths
 of a×. Right: the tokens that a× shares with the reference action as a common prefix (before), the differing
@@ -22,7 +22,7 @@ READS = {
     "profiles.csv": ("model", "env", "measure", "axis", "level", "mean", "ci_lo", "ci_hi", "n"),
 }
 """Table → the columns that are read of it."""
-MEASURES = {"copy": ("Δcopy: a× stands in the transcript", style.COPY, "o", "-", ""),
+MEASURES = {"copy": ("Δcopy: a× is in the transcript", style.COPY, "o", "-", ""),
             "sem": ("Δsem: the message says it failed", style.SEM, "s", "--", "///")}  # fmt: skip
 PARTS = {"before": "shared\nbeginning", "error": "where\nit errs", "after": "shared\nend"}
 N_TENTHS = 10

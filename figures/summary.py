@@ -122,7 +122,7 @@ def _arms(row: pd.Series) -> np.ndarray:
 
 def _legend() -> list[Patch | Line2D]:
     return [
-        Patch(color=style.COPY, label="Δcopy: a× stands in the transcript"),
+        Patch(color=style.COPY, label="Δcopy: a× is in the transcript"),
         Patch(color=style.SEM, label="Δsem: the message says it failed"),
         Line2D(
             [], [], color=style.TOTAL, marker="D", markersize=4.8, linewidth=1.1, label="−G = Δcopy + Δsem"

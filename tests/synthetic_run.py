@@ -106,7 +106,7 @@ def write_run(run: Path, seed: int = 0, only_heads: bool = False) -> Path:
     pd.concat([shares, *others])[list(TABLES["patch"])].to_csv(run / "patch.csv", index=False)
     _attribution(effects, np.random.default_rng(seed + 2)).to_csv(run / "attribute.csv", index=False)
     _ablation(rng).to_csv(run / "ablate.csv", index=False)
-    _carried(np.random.default_rng(seed + 3)).to_csv(run / "joint.csv", index=False)
+    _joint_shares(np.random.default_rng(seed + 3)).to_csv(run / "joint.csv", index=False)
     write_controls(run, np.random.default_rng(seed + 3))
     if not only_heads:
         write_circuit(run, heads)
@@ -390,7 +390,7 @@ def _attribution(effects: pd.DataFrame, rng: np.random.Generator) -> pd.DataFram
     return pd.concat([table, mlps])[list(TABLES["attribute"])]
 
 
-def _carried(rng: np.random.Generator) -> pd.DataFrame:
+def _joint_shares(rng: np.random.Generator) -> pd.DataFrame:
     """Eight methods at four sizes, selected heads above their controls, margins below log-probabilities."""
     methods = ("noise", "denoise", "mean", "mean-role", "resample", "zero", "optimal", "knockout")
     rows = []

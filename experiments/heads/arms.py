@@ -246,7 +246,7 @@ def _parse(text: str, args: ArmOptions) -> ArmSpec:
     found = [(match[1], match[2]) for match in _OPTION.finditer(text)]
     heads = _OPTION.split(text)[0]
     if text != heads + "".join(f"@{key}={value}" for key, value in found):
-        raise InputError(f"--ablate '{text}' has something behind an option: write {FORM}.")
+        raise InputError(f"--ablate '{text}' has something after an option: write {FORM}.")
     said = dict(found)
     unknown = [key for key in said if key not in _KEYS]
     if unknown or len(said) < len(found) or not heads:

@@ -265,7 +265,7 @@ def _complement(session: Session, label: str, heads: HeadSet) -> NamedSet:
 
 @dataclass(frozen=True, kw_only=True)
 class SetsOptions(KindsOptions, MatchedOptions):
-    """Which sets of heads are taken out, and how many controls each has."""
+    """Which sets of heads are ablated, and how many controls each has."""
 
     heads: Annotated[str, Flag("top:K by score, heads by name, a head list, not:… or random:…")] = "top:16"
     k: Annotated[

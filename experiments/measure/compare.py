@@ -5,7 +5,7 @@
                                   the signs agree
     --items RUN --published FILE  the scores of single items: RUN/scores.jsonl and FILE → compare_items.csv (a row a
                                   condition and candidate, or measure) and compare_item_pairs.csv (a row an item);
-                                  `probes.measures.item_compare` lists the columns by which FILE is recognised
+                                  `probes.measures.compare_items` lists the columns by which FILE is recognised
     RUN… of `rollout`             a change by how many heads it is made to: see `experiments.rollout.compare_doses`
 
 Reads rows and tables only; no model is loaded.
@@ -28,7 +28,7 @@ from experiments.run.tables import frame_text, interval_text
 from mech.errors import InputError
 from mech.input_files import NotJson, parse_json, read_bytes
 from probes.measures.compare import compare, disagreements, only_ours
-from probes.measures.item_compare import Items, item_pairs, largest, our_items, published_items, summary
+from probes.measures.compare_items import Items, item_pairs, largest, our_items, published_items, summary
 from probes.stats.summaries import check_summary
 
 
@@ -191,7 +191,7 @@ def compare_items(
 
     Args:
         run: a run folder with scores.jsonl.
-        published: see `probes.measures.item_compare`.
+        published: see `probes.measures.compare_items`.
         names: our model's name → the file's; otherwise our name without an ending -q4.
         within: nats; a larger difference makes the report not ok.
         out: the file of the summary, in whose folder compare_item_pairs.csv is put; by default compare_items.csv in
@@ -297,7 +297,7 @@ def _unmatched(pairs: pd.DataFrame, theirs: Items) -> list[str]:
     if theirs.elsewhere:
         lines.append(f"left out: {theirs.elsewhere} published rows of other models or environments")
     if theirs.repeated:
-        lines.append(f"{theirs.repeated} published rows stand twice: the later one counts")
+        lines.append(f"{theirs.repeated} published rows are there twice: the later one counts")
     return lines
 
 

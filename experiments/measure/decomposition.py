@@ -24,7 +24,7 @@ from experiments.measure.measuring import (
 )
 from experiments.run.run_study import Tables
 from experiments.run.study import Report
-from experiments.run.tables import arms_text, estimate_text, summary_text, whole_model
+from experiments.run.tables import arms_text, estimate_text, summary_text, unablated
 from probes.prompts.conditions import CORE
 from probes.stats.families import family_lines
 
@@ -56,8 +56,8 @@ SHOWN = (
 def report(_: Scoring, tables: Tables) -> Report:
     """The headline measures and the derived quantities of every environment."""
     parts: list[str] = []
-    split, arms = whole_model(tables["decomposition"]), arms_of(tables)
-    for env, summary in whole_model(tables["summary"]).groupby("env", sort=True):
+    split, arms = unablated(tables["decomposition"]), arms_of(tables)
+    for env, summary in unablated(tables["summary"]).groupby("env", sort=True):
         chosen = summary[summary["measure"].isin(SHOWN)]
         ordered = chosen.set_index("measure").reindex(
             [name for name in SHOWN if name in set(chosen["measure"])]

@@ -30,7 +30,7 @@ from probes.measures.manipulations import length_match, manipulations
 from probes.measures.measures import measure
 from probes.measures.profiles import profiles
 from probes.prompts.conditions import AS_LONG_AS
-from probes.scoring.score import DISTRACTORS_IN, ScoringQuery, build_queries, question, score_asks, scored
+from probes.scoring.score import DISTRACTORS_IN, ScoringQuery, build_queries, question, score_queries, scored
 from probes.stats.bootstrap import summarise
 from probes.stats.layout import UNABLATED
 
@@ -122,7 +122,7 @@ def scoring_units(context: Scoring) -> list[ScoringUnit]:
 
 def score_unit(context: Scoring, unit: ScoringUnit) -> list[Row]:
     """The rows of a group, scored together, so that they do not depend on where a run was interrupted."""
-    return score_asks(context.session.engine, unit.item, unit_queries(context, unit))
+    return score_queries(context.session.engine, unit.item, unit_queries(context, unit))
 
 
 def expected_questions(context: Scoring, unit: ScoringUnit) -> dict[str, Row]:

@@ -23,7 +23,7 @@ from experiments.measure.measuring import (
 from experiments.run.left_out import conditions_of
 from experiments.run.run_study import Row, Tables
 from experiments.run.study import Flag, Report
-from experiments.run.tables import arms_text, summary_text, whole_model
+from experiments.run.tables import arms_text, summary_text, unablated
 from mech.engine.capture import everything_names
 from mech.errors import InputError
 from mech.interventions.hooks import hook_point
@@ -107,7 +107,7 @@ def measure(context: Probing, unit: ScoringUnit) -> list[Row]:
 def report(context: Probing, tables: Tables) -> Report:
     """Mean and interval of every measure, the arms, and the family of the headline."""
     lines = [
-        summary_text(whole_model(tables["summary"])),
+        summary_text(unablated(tables["summary"])),
         *arms_text(arms_of(tables)),
         *family_lines(tables["summary"], "headline"),
     ]

@@ -61,7 +61,7 @@ class AttributeConfig(PairSweepOptions):
     steps: Annotated[
         int, Flag("points of the line between the runs that gradients are averaged over", positive)
     ] = 1
-    screen: Annotated[int, Flag("heads that a screen would keep; what it misses is told", positive)] = 40
+    screen: Annotated[int, Flag("heads that a screen would keep; what it misses is reported", positive)] = 40
 
 
 SIMILAR = 1e-3

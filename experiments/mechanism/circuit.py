@@ -436,10 +436,12 @@ def found_text(found: Mapping[str, Found], config: CircuitConfig) -> str:
     for method, one in found.items():
         falls = f"; one more head lowered it {one.falls} times on the way" if one.falls else ""
         if one.reached:
-            lines.append(f"{method}: {len(one.heads)} heads carry {one.share:.3f} of the difference{falls}")
+            lines.append(
+                f"{method}: {len(one.heads)} heads account for {one.share:.3f} of the difference{falls}"
+            )
         else:
             lines.append(
-                f"{method}: not found; the best of the sets up to {config.max_size} heads carries {one.share:.3f} "
+                f"{method}: not found; the best of the sets up to {config.max_size} heads accounts for {one.share:.3f} "
                 f"({len(one.heads)} heads){falls}"
             )
     return "\n".join([f"by {config.criterion}, on training tasks:", *lines])

@@ -1,12 +1,12 @@
 """`backfire joint`: what the best k heads recover of Δcopy (or of any difference of two conditions), by eight methods.
 
 noise, denoise (z from the other run), mean, mean-role, resample, zero, optimal (z replaced in both runs), knockout
-(attention to the call in TO's record cut), all at the action positions; see `probes.effects.joint` for what each
+(attention to the call in TO's record removed), all at the action positions; see `probes.effects.joint` for what each
 effect is. The failed call and the reference are scored under every set and control, so that every metric has its own
 share. Head sets are frozen by their score on repeated random tokens.
 
 With --from pre --to neut the difference is Δcopy; with --from neut_other --to neut the part of it that belongs to the
-failed call's own text, two records of near equal length. Where FROM has a record too, knockout cuts TO's alone. One
+failed call's own text, two records of near equal length. Where FROM has a record too, knockout removes TO's alone. One
 folder holds several pairs; each has an entry of its own in run.json. joint.jsonl → joint.csv,
 joint_off_target.csv.
 """
@@ -52,7 +52,7 @@ from mech.errors import InputError
 from mech.heads import Head, HeadSet
 from mech.patching.optimal_constants import Fit
 from probes.effects.dose import SINGLE_CONTROLS
-from probes.effects.joint import ABLATIONS, METHODS, carried, off_target
+from probes.effects.joint import ABLATIONS, METHODS, joint_shares, off_target
 from probes.effects.joint_effects import kind_and_size, long_joint
 from probes.scoring.record import recorded_call
 from probes.stats.families import corrected, family_lines
@@ -298,7 +298,7 @@ def joint_tables(context: JointContext, folder: RunFolder) -> dict[str, pd.DataF
     session = context.everything
     effects, off = long_joint(session.clustered(folder.rows("joint")))
     # A rank among twenty sets is 1/21 at best, and could survive no correction: the tests over clusters are corrected.
-    shares = corrected(carried(effects, session.rng_for), "joint", "excess_p")
+    shares = corrected(joint_shares(effects, session.rng_for), "joint", "excess_p")
     return {
         "joint": shares.rename(columns={"p_holm": "excess_p_holm"}),
         "joint_off_target": off_target(off, context.config.delta, session.rng_for),

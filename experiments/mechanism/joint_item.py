@@ -52,7 +52,7 @@ class Decision:
     item: Item
     pair: tuple[str, str]
     contrast: Contrast
-    build_queries: Mapping[Key, ScoringQuery]
+    queries: Mapping[Key, ScoringQuery]
     clean: Mapping[Key, Run]
     record: tuple[int, ...] | None = None
     _z: dict[Key, torch.Tensor] = field(default_factory=dict, repr=False)
@@ -67,8 +67,7 @@ class Decision:
     def lengths(self) -> dict[str, int]:
         """Term → number of its tokens."""
         tokens = {
-            name: len(self.build_queries[name, self.pair[0]].query.action)
-            for name in self.contrast.candidates
+            name: len(self.queries[name, self.pair[0]].query.action) for name in self.contrast.candidates
         }
         return token_counts(self.contrast, tokens)
 
@@ -123,7 +122,7 @@ def parts_of(at: Decision, method: str, key: Key, puts: Mapping[str, Replacement
         donor = at.z((key[0], low if method == "noise" else high))
         changes = [replace_heads(everyone, donor, "candidate")]
     else:
-        changes = puts[method].interventions(everyone, "candidate", at.build_queries[key])
+        changes = puts[method].interventions(everyone, "candidate", at.queries[key])
     return [
         {Head(edit.layer, edit.head or 0): edit for edit in change.without_knockouts} for change in changes
     ]
@@ -146,7 +145,7 @@ def interventions(
             found[label] = [knock_out_edges(one.heads, at.record)]
             continue
         if method == "optimal":
-            changes = puts[method].interventions(one.heads, "candidate", at.build_queries[key])
+            changes = puts[method].interventions(one.heads, "candidate", at.queries[key])
         else:
             changes = [
                 Intervention(tuple(edits[head] for head in one.heads))

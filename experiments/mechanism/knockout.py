@@ -1,9 +1,9 @@
-"""`backfire knockout`: attention from the action positions to the failed call in the record is cut before the softmax.
+"""`backfire knockout`: attention from the action positions to the failed call in the record is knocked out.
 
 The most direct test of "the string being there": the call stays in the transcript, and some heads cannot see it from
 where it would be repeated. All heads, the best k by score, as many random heads of the same layers (and other kinds of
 controls); and for each, as many tokens elsewhere. The failed call and the reference are scored under every knockout, so
-that every metric has its own share of L(to) − L(from). Where FROM has a record too, it is TO's that is hidden. One
+that every metric has its own share of L(to) − L(from). Where FROM has a record too, it is TO's that is knocked out. One
 folder holds several pairs of conditions. knockout.jsonl → knockout.csv.
 """
 
@@ -65,7 +65,7 @@ class KnockoutContext(PairContext):
 
 @dataclass(frozen=True)
 class KnockoutUnit(ItemUnit):
-    """An item, and by kind of source the positions that are hidden from heads."""
+    """An item, and by kind of source the positions that are knocked out."""
 
     sources: Mapping[str, tuple[int, ...]]
 
@@ -188,7 +188,7 @@ def knockout_tables(context: KnockoutContext, folder: RunFolder) -> dict[str, pd
 
 
 def by_metric(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Metric → the rows of the items that have it, with `value`: the metric under the cut minus that under FROM."""
+    """Metric → rows of the items that have it, with `value`: the metric under the knockout minus that under FROM."""
     found = [
         metrics_of(lengths, {term: value - start[term] for term, value in terms.items()})
         for terms, start, lengths in zip(rows["terms"], rows["before_terms"], rows["n_tokens"], strict=True)
@@ -203,7 +203,7 @@ def by_metric(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def report(context: KnockoutContext, tables: Tables) -> Report:
-    """Shares of the selected sets, and of the controls where the call itself is hidden."""
+    """Shares of the selected sets, and of the controls where the call itself is knocked out."""
     table = context.of_pair(tables["knockout"])
     own = table[table["metric"] == context.metric]
     shown = own[(own["kind"] == "selected") | (own["sources"] == "record")]

@@ -64,7 +64,7 @@ class MechanismConfig(MetricOptions, SessionOptions, MethodsOptions, ReferenceOp
         int, Flag("random sets of each size under mean ablation at all positions", positive)
     ] = 2
     cut_controls: Annotated[
-        int, Flag("random sets of each size whose attention to the call is cut", positive)
+        int, Flag("random sets of each size whose attention to the call is knocked out", positive)
     ] = 1
     deep: Annotated[
         int,
@@ -311,7 +311,7 @@ def _at_record(s: Sizes, n_sets: int) -> Work:
 
 
 def _placebo(s: Sizes, n_items: int, shuffles: int = 20) -> Work:
-    """Sets ablated at all positions, three sweeps an item, cuts; the model with redrawn weights as well."""
+    """Sets ablated at all positions, three sweeps an item, knockouts; the model with redrawn weights as well."""
     item = context(s.contexts["neut"]) + leaves(s.failed, 2)
     sets = (item * n_items + context(s.system)) * (shuffles + 4)
     return sets + (leaves(s.failed, 3 * s.n_heads, s.half) + leaves(s.failed, 3)) * n_items

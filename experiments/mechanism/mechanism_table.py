@@ -31,7 +31,7 @@ NAMES = {
     ("resample", "candidate"): "resample ablation",
     ("zero", "candidate"): "zero ablation",
     ("optimal", "candidate"): "optimal ablation",
-    ("knockout", "candidate"): "attention to the call cut",
+    ("knockout", "candidate"): "attention to the call knocked out",
     ("mean", "all"): "mean ablation, all positions",
     ("resample", "all"): "resample ablation, all positions",
     ("zero", "all"): "zero ablation, all positions",
@@ -55,13 +55,13 @@ _QUANTITIES = {
 _Row = Mapping[str, Any]
 
 
-def from_joint(carried: pd.DataFrame, off_target: pd.DataFrame) -> pd.DataFrame:
+def from_joint(joint: pd.DataFrame, off_target: pd.DataFrame) -> pd.DataFrame:
     """Rows at the action positions, of the sums among the metrics; COLUMNS."""
     key_of = ["env", "from", "to", "method", "k"]
     wide = off_target.pivot_table(index=key_of, columns="quantity", values="change")
     sem = off_target[off_target["quantity"] == "sem"].set_index(key_of)["equivalent"]
     lines = []
-    for row in carried[carried["metric"].isin(METRICS)].to_dict("records"):
+    for row in joint[joint["metric"].isin(METRICS)].to_dict("records"):
         key = tuple(row[name] for name in key_of)
         changes = wide.loc[key] if key in wide.index else {}  # no item may have a reference action
         lines.append(
@@ -137,7 +137,7 @@ def _counts(n: pd.Series) -> str:
 
 def _shares(rows: pd.DataFrame, sizes: Sequence[int]) -> list[str]:
     """Every size: the share, below it the random sets'."""
-    head = ["carried by", *(f"top {k}" for k in sizes)]
+    head = ["share of the difference", *(f"top {k}" for k in sizes)]
     lines = [_line(head), _line(["---"] * len(head))]
     for _, group in rows.groupby(["method", "where"], sort=False):
         name = f"{_name(group)}: {group['direction'].iloc[0]}"

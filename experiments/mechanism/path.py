@@ -62,7 +62,7 @@ class PathConfig(PairSweepOptions):
     receivers: Annotated[int, Flag("heads of highest prefix-matching score", positive)] = 8
     how: Annotated[
         Literal["mean", "zero"],
-        Flag("what stands in the senders' place: mean over other tasks' items, or zero"),
+        Flag("what replaces the senders: mean over other tasks' items, or zero"),
     ] = "mean"
     controls: Annotated[int, Flag("random sets of as many heads of the senders' layers", positive)] = 20
 
@@ -105,7 +105,7 @@ def open_path(config: PathConfig) -> PathContext:
     chosen = top_heads(by_previous, config.senders, "previous_token")
     if chosen.heads[0].layer >= receivers.heads[-1].layer:
         raise InputError(
-            f"No sender of {chosen} stands in a layer below a receiver of {receivers}: ask for more."
+            f"No sender of {chosen} is in a layer below a receiver of {receivers}: ask for more."
         )
     drawn = distinct_controls(chosen, model.n_layers, model.n_heads, config.controls, session.rng_for)
     named = [

@@ -1,11 +1,10 @@
 """`backfire placebo`: what must find nothing, beside what the instrument finds on the same items.
 
-The same architecture with weights drawn anew, from which the trained model's heads and its own best are taken out, by
-ablation and by noising; head scores permuted over heads; random heads of the same layers; an unrelated failed call;
-every head patched with its own value; attention cut to words that carry nothing. `probes.effects.placebo_checks` says
-what each must give, that a dead instrument passes nothing, and what each would have found. Every effect is measured
-in every metric. placebo.jsonl → placebo.csv; exit code 1 if one does not behave or cannot show anything, in
---metric.
+The same architecture with weights drawn anew, in which the trained model's heads and its own best are ablated and
+noised; head scores permuted over heads; random heads of the same layers; an unrelated failed call; every head patched
+with its own value; attention to padding knocked out. `probes.effects.placebo_checks` says what each must give, that a
+dead instrument passes nothing, and what each would have found. Every effect is measured in every metric.
+placebo.jsonl → placebo.csv; exit code 1 if one does not behave or cannot show anything, in --metric.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ from probes.stats.bootstrap import MIN_CLUSTERS
 
 Values = dict[str, float]
 OWN = "redrawn_own"
-"""The part in which the redrawn model's own best heads are taken out."""
+"""The part in which the redrawn model's own best heads are ablated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceboConfig(MetricOptions, SessionOptions, PlaceOptions, MatchedOptions):
     """What `backfire placebo` is given."""
 
-    top: Annotated[int, Flag("how many heads, best first by --by, are taken out", positive)] = 16
+    top: Annotated[int, Flag("how many heads, best first by --by, are ablated", positive)] = 16
     how: Annotated[str, Flag("what takes the place of their z", choices=METHODS)] = "mean"
     shuffles: Annotated[
         int, Flag("sets of as many heads by permuted scores; 19 at least for a p of 0.05", positive)
@@ -126,7 +125,7 @@ class PlaceboContext(ItemContext):
         return {**values, "n_tokens": float(len(scoring.query.action))}
 
     def ablated(self, session: Session, with_what: Replacement, heads: HeadSet, item: Item) -> Values:
-        """A set of heads taken out."""
+        """A set of heads, ablated."""
         return under(session, item, ("pre", "neut"), with_what.fixed(heads, self.config.where))
 
 
@@ -230,7 +229,7 @@ def shuffled_heads(scores: pd.DataFrame, by: str, selected: HeadSet, rng: np.ran
         InputError: all heads are selected, so that there is no other set.
     """
     if len(selected) >= len(scores):
-        raise InputError(f"All {len(scores)} heads are taken out: there is no other set to compare with.")
+        raise InputError(f"All {len(scores)} heads are ablated: there is no other set to compare with.")
     while True:
         shuffled = scores.assign(**{by: rng.permutation(scores[by].to_numpy())})
         heads = top_heads(shuffled, len(selected), by)
@@ -296,7 +295,7 @@ def self_patches(session: Session, item: Item) -> Values:
 
 
 def padding_cuts(session: Session, item: Item) -> Values:
-    """A× under neut_pad, uncut, and with all heads' attention cut to the call and to the padding (if any)."""
+    """A× under neut_pad, as it is, and without all heads' attention to the call and to the padding (if any)."""
     model, engine = session.model, session.engine
     sources = padding_sources(engine, item, session.wording)
     if "padding" not in sources:

@@ -1,10 +1,10 @@
-"""What is changed in a running agent: heads ablated, or failed calls hidden from heads, and random controls of both.
+"""What is changed in a running agent: heads ablated or kept from failed calls, and random controls of both.
 
 none            the unablated model
 ablate          z of the chosen heads replaced or scaled (--how, --alpha), at all positions or, with --where candidate,
                 at the last token of each prompt and at every generated one
 knockout        the failed calls stay in the transcript; the chosen heads do not see their tokens from later positions
-knockout-all    as knockout, from all heads
+knockout-all    as knockout, in all heads
 ablate-random   as many random heads of the same layers, --controls draws; knockout-random likewise
 """
 

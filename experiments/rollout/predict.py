@@ -164,7 +164,7 @@ def decision_points(folder: RunFolder, ablated: bool = False) -> list[Point]:
                     found.append(Point(row, tuple(rows[:at])))
     if not found:
         raise InputError(
-            f"{folder.path} has no step behind a failed call under {' or '.join(HARNESSES_READ)} without "
+            f"{folder.path} has no step after a failed call under {' or '.join(HARNESSES_READ)} without "
             "ablation: run `backfire rollout` with such a harness."
         )
     return found

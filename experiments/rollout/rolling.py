@@ -63,7 +63,7 @@ class Arm:
 
 
 def arms_of(harnesses: Sequence[Harness], changes: Sequence[Change]) -> list[Arm]:
-    """Every harness under every change, changes outermost, but for arms that hide calls where none are kept.
+    """Every harness under every change, changes outermost, but for arms that knock out calls where none are kept.
 
     Such an arm would be its harness once more, and count twice in Holm's families.
 
@@ -77,10 +77,10 @@ def arms_of(harnesses: Sequence[Harness], changes: Sequence[Change]) -> list[Arm
         if len(arm.change.persistent.knockout_heads) and not arm.harness.keeps_failed_calls
     ]
     if len(idle) == len(arms):
-        raise InputError("These harnesses keep no failed call that could be hidden: add verbatim.")
+        raise InputError("These harnesses keep no failed call that could be knocked out: add verbatim.")
     if idle:
         names = ", ".join(arm.name for arm in idle)
-        logger.warning("left out, as no failed call stands there to be hidden: %s", names)
+        logger.warning("left out, as no failed call is there to be knocked out: %s", names)
     return [arm for arm in arms if arm not in idle]
 
 

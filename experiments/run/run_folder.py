@@ -3,7 +3,7 @@
     RUN/run.json    {"schema": 1, "studies": {"probe": {config, config_hash, provenance, command, start, end,
                     done, resumes, extra}, "heads": {…}, …}}: one entry per study, all on the same weights
     RUN/NAME.jsonl  rows, append-only, one JSON object a line, each with an `id` that occurs once in the file
-    RUN/failures.jsonl  units that could not be measured, why, and behind which row theirs belong
+    RUN/failures.jsonl  units that could not be measured, why, and after which row theirs belong
     RUN/STUDY.toml  the study's settings, all of them, as --config reads them
     RUN/NAME.csv    tables derived from the rows, replaced whole
     RUN/.lock       held while a process writes the folder
@@ -168,7 +168,7 @@ class RunFolder:
         Args:
             name: of the file.
             rows: the rows.
-            after: the id of the row behind which they go; None, at the start.
+            after: the id of the row after which they go; None, at the start.
             passing: ids of rows that may follow that one and come before these.
 
         Raises:

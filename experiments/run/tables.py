@@ -60,7 +60,7 @@ def arms_text(arms: pd.DataFrame, measures: Sequence[str] = ARM_MEASURES) -> lis
     return lines
 
 
-def whole_model(table: pd.DataFrame) -> pd.DataFrame:
+def unablated(table: pd.DataFrame) -> pd.DataFrame:
     """The lines of the unablated model in a table that has a column `ablation`."""
     return table[table["ablation"] == UNABLATED]
 

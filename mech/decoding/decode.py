@@ -1,7 +1,7 @@
-"""Write one turn: token by token from the model's own logits, under an intervention that stands, with bans and a cache.
+"""Write one turn: token by token from the model's own logits, under a persistent intervention, with bans and a cache.
 
-    chain = Chain(model, engine.prefix cache(system_ids, edits), Standing(edits))
-    turn = decode(chain, prompt_ids, Decoding(max_new_tokens=32))
+    sequence = KVSequence(model, engine.prefix_cache(system_ids, edits), PersistentIntervention(edits))
+    turn = decode(sequence, prompt_ids, Decoding(max_new_tokens=32))
     turn.text, turn.stop, turn.tokens
 
 `decode` runs only new tokens; `decode_uncached`, the slow path, asks the stock model for a full forward of the whole
@@ -79,7 +79,7 @@ class Turn:
         logprobs: of each token (and the end) in the model's own distribution, nats, at temperature 1, nothing refused.
         first: the first token's likeliest candidates with their log-probabilities.
         events: refusals in order: how many tokens stood before, the token that was wanted, and the ban's label.
-        leaks: labels of bans whose text stands in what was written although they let it through.
+        leaks: labels of bans whose text is in what was written although they let it through.
     """
 
     tokens: tuple[int, ...]
@@ -93,7 +93,7 @@ class Turn:
 
 
 Source = Callable[[Sequence[int]], Tensor]
-"""The turn's tokens so far → logits [d_vocab] of the next: the cached chain, or full forwards."""
+"""The turn's tokens so far → logits [d_vocab] of the next: the cached sequence, or full forwards."""
 
 
 @dataclass(frozen=True)
@@ -134,14 +134,14 @@ def decode(
     spans: Sequence[Span] = (),
     rng: np.random.Generator | None = None,
 ) -> Turn:
-    """Write one turn behind a prompt; the chain keeps what the next prompt may share.
+    """Write one turn after a prompt; the sequence keeps what the next prompt may share.
 
     Args:
         kv_sequence: of the model, under the intervention.
         prompt: token ids, the assistant's opening included.
         how: limits, temperature, stops.
         bans: what must not be written.
-        spans: what of the prompt is hidden from the heads of the persistent intervention.
+        spans: what of the prompt is knocked out in the heads of the persistent intervention.
         rng: the stream of the draws, for a temperature above 0.
 
     Raises:
@@ -176,13 +176,13 @@ def decode_uncached(
 
 
 class _Cached:
-    """Logits from a chain that was rewound to the prompt; guesses ahead are verified in one forward."""
+    """Logits from a sequence that was rewound to the prompt; guesses ahead are verified in one forward."""
 
     def __init__(self, kv_sequence: KVSequence, prompt: tuple[int, ...], how: Decoding) -> None:
         self._kv_sequence, self._prompt, self._how = kv_sequence, prompt, how
         self._ahead: list[int] = []  # what the rows below assume was generated …
         self._rows: Tensor | None = (
-            None  # … and the logits behind each beginning of it that is `_base` or longer
+            None  # … and the logits after each beginning of it that is `_base` or longer
         )
         self._base = 0
 
@@ -237,7 +237,7 @@ class _Writing:
     def leaks(self, finished: bool) -> tuple[str, ...]:
         """The labels of bans whose text was written all the same; BanLeak where one was broken as it is stated.
 
-        A turn that stopped since every token was refused is not finished: what must not be its end may stand there.
+        A turn that stopped since every token was refused is not finished: what must not be its end may be there.
         """
         tokens = [*self.generated, *([] if self.end is None else [self.end])]
         broken = [ban.label for ban in self._bans if ban.broken(tokens, self.text)] if finished else []

@@ -1,10 +1,10 @@
-"""A growing sequence with its keys and values, under an intervention that stands: only new tokens are run.
+"""A growing sequence with its keys and values, under a persistent intervention: only new tokens are run.
 
-    prefix cache | prompt | generated        push: one forward of the new tokens through the stock blocks, hooks and all
-                                      rewind: keep what another prompt shares with it, run the rest of that prompt
+    prefix cache | prompt | generated   push: one forward of the new tokens through the stock blocks, hooks and all
+                                        rewind: keep what another prompt shares with it, run the rest of that prompt
 
 Keys and values belong to the tokens *and* to what was done while they were computed (traps, 10): the prefix cache is
-checked, a token behind a span that is hidden now and was not hidden then (or the other way round) is computed again,
+checked, a token after a span that is knocked out now and was not then (or the other way round) is computed again,
 and so is one that was edited as an action position and is now part of a prompt. They are written in place into memory
 that this object alone holds; a prefix cache is read where it is, never written.
 """
@@ -38,8 +38,8 @@ class KVSequence:
 
         Args:
             model: the model, in eval mode.
-            prefix_cache: a prefix computed under the persistent intervention's all-position edits, before every hidden
-                span.
+            prefix_cache: a prefix computed under the persistent intervention's all-position edits, before every
+                span that is knocked out.
             persistent: what is changed.
 
         Raises:
@@ -55,7 +55,7 @@ class KVSequence:
         self._cache = RowCache(prefix_cache.keys, prefix_cache.values, room=ROOM)
         self._prefix_length = len(prefix_cache)
         self._spans: tuple[Span, ...] = ()
-        # Tokens from here on were edited as action positions, if such edits stand.
+        # Tokens from here on were edited as action positions, if there are such edits.
         self._plain = len(prefix_cache)
         self._acting: dict[str, list[EditLocation]] = {}
 
@@ -73,14 +73,16 @@ class KVSequence:
             yield
         wrong = [fired for fired in count.counts if fired != self.forwards - before]
         if wrong:
-            raise HookMissed(f"A standing hook fired {wrong[0]} times in {self.forwards - before} forwards.")
+            raise HookMissed(
+                f"A hook of the persistent intervention fired {wrong[0]} times in {self.forwards - before} forwards."
+            )
 
     def rewind(self, prompt: Sequence[int], spans: Sequence[Span] = ()) -> int:
-        """Make the chain that of a prompt without its last token; returns how many of its tokens were kept.
+        """Make the sequence that of a prompt without its last token; returns how many of its tokens were kept.
 
         Args:
             prompt: token ids, at least one.
-            spans: what of the prompt is hidden from the persistent intervention's heads.
+            spans: what of the prompt is knocked out in the persistent intervention's heads.
 
         Raises:
             InputError: no prompt, or spans outside it.
@@ -98,7 +100,7 @@ class KVSequence:
 
     @torch.no_grad()
     def push(self, tokens: Sequence[int], keep: int | None = None) -> Float[Tensor, "pos d_vocab"]:
-        """Run these tokens as action positions behind the first `keep` ones; the logits that each leads to.
+        """Run these tokens as action positions after the first `keep` ones; the logits that each leads to.
 
         Args:
             tokens: at least one.
@@ -110,7 +112,7 @@ class KVSequence:
         """
         if keep is not None:
             if not self._plain <= keep <= len(self.tokens):
-                raise InputError(f"A chain of {len(self.tokens)} tokens cannot go back to {keep}.")
+                raise InputError(f"A sequence of {len(self.tokens)} tokens cannot go back to {keep}.")
             self._truncate(keep)
         logits = unembed(self.model, self._forward(tokens, candidate=True))
         if not bool(torch.isfinite(logits).all()):

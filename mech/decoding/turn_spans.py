@@ -32,7 +32,7 @@ def turn_span(model: Speaker, messages: Sequence[Message], index: int) -> Span:
     text, place = messages[index]["content"], rendering.places[index]
     if not text or place is None or rendering.text[slice(*place)] != text:
         raise InputError(
-            f"The chat template does not write the turn {text!r} as it is: its tokens cannot be found or hidden."
+            f"The chat template does not write the turn {text!r} as it is: its tokens cannot be found or knocked out."
         )
     held = tokens_at(model, rendering, place)
     return held.start, held.stop

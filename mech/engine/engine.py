@@ -176,7 +176,7 @@ class Engine:
             prefix_cache = self.prefix_cache(
                 chosen[0].tokens[: self._shared(chosen, shared)], chosen[0].intervention
             )
-            # Where edges are cut, every node of a row has a score for every other: such a row is one forward.
+            # Where edges are knocked out, every node of a row has a score for every other: such a row is one forward.
             eager = any(
                 len(query.intervention.without_knockouts) < len(query.intervention.edits) for query in chosen
             )
@@ -239,7 +239,7 @@ class Engine:
     def _run_alone(
         self, query: Query, keep: Sequence[str], shared: int, sets: Mapping[str, Sequence[int]]
     ) -> dict[str, Tensor]:
-        """One chain over the prefix cache; everything it leaves, by name, ready to be stored."""
+        """One sequence over the prefix cache; everything it leaves, by name, ready to be stored."""
         self.require_sites(_sites([query]))
         prefix_cache = self.prefix_cache(query.tokens[:shared], query.intervention)
         trie = Trie(len(prefix_cache))

@@ -1,4 +1,4 @@
-"""Where a query's edits and cuts land in a packed row, and which nodes it may share with other queries.
+"""Where a query's edits and knockouts land in a packed row, and which nodes it may share with other queries.
 
     position    0 1 2 3 | 4 5 6 7 8        prefix cache | row: the prefix cache ends before the first position that is
                 edited
@@ -77,7 +77,7 @@ def place(
         rows = torch.tensor([nodes[at] for at in own], dtype=torch.long, device=model.device)
         columns = None
         if isinstance(edit, Knockout):
-            # The row's columns come behind the prefix cache's; a source stands in one or the other.
+            # The row's columns come after the prefix cache's; a source is in one or the other.
             seen = [
                 at if at < prefix_length else prefix_length + path[at - prefix_length] for at in edit.sources
             ]

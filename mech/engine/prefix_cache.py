@@ -36,7 +36,7 @@ class PrefixCache:
             )
 
     def extend(self, tokens: Sequence[int], keys: Sequence[Tensor], values: Sequence[Tensor]) -> PrefixCache:
-        """The prefix cache with more tokens behind it; `keys` and `values` are theirs alone, layer by layer."""
+        """The prefix cache with more tokens after it; `keys` and `values` are theirs alone, layer by layer."""
         if not self.keys:
             return PrefixCache(self.tokens + tuple(tokens), self.fingerprint, tuple(keys), tuple(values))
         return PrefixCache(

@@ -44,7 +44,7 @@ class Query:
 
     @classmethod
     def from_text(cls, model: Model, prompt: str, action: str, intervention: Intervention = NOTHING) -> Query:
-        """The query of two texts, one behind the other, as the tokenizer reads them (with the BOS that it adds).
+        """The query of two texts, one after the other, as the tokenizer reads them (with the BOS that it adds).
 
         Raises:
             InputError: the tokenizer joins the end of the prompt with the beginning of the action in one token.
@@ -66,7 +66,8 @@ class Query:
         if isinstance(edit, Knockout):
             if edit.sources[-1] >= len(self.prompt):
                 raise InputError(
-                    f"Edges to position {edit.sources[-1]} are to be cut, the prompt has 0-{len(self.prompt) - 1}."
+                    f"Edges to position {edit.sources[-1]} are to be knocked out, the prompt has "
+                    f"0-{len(self.prompt) - 1}."
                 )
         elif edit.value is not None and edit.value.ndim == 2 and edit.where == "candidate":
             if len(edit.value) != len(self.action):
@@ -85,7 +86,7 @@ class Query:
         return range(len(self.prompt) - 1, len(self.tokens))
 
     def positions(self, edit: Edit | Knockout) -> Sequence[int]:
-        """Where one of the intervention's changes acts in this sequence, ascending (its destinations, for a cut)."""
+        """Positions at which a change acts in this sequence, ascending (of a knockout, its destinations)."""
         if isinstance(edit.where, tuple):
             return edit.where
         return self.candidate if edit.where == "candidate" else range(len(self.tokens))

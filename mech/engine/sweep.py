@@ -1,9 +1,9 @@
 """Many changes of one run at its action positions, each scored alone, at less than a forward each.
 
-Every change (edits and cuts, made together) gets a copy of the candidate nodes. Copies run side by side in one packed
-row over the run's own keys and values, which are not copied; a copy joins at the first layer in which its change does
-anything, from the clean run's residual stream there: layers below are not recomputed. Changes that are equal up to a
-layer share one copy below it, so that a set of heads and the same set with one head more part at that head's layer.
+Every change (edits and knockouts, made together) gets a copy of the candidate nodes. Copies run side by side in one
+packed row over the run's own keys and values, which are not copied; a copy joins at the first layer in which its change
+does anything, from the clean run's residual stream there: layers below are not recomputed. Changes that are equal up to
+a layer share one copy below it, so that a set of heads and the same set with one head more part at that head's layer.
 
 The slow path is one hooked full forward a change (`mech.engine.reference`); tests hold the two together.
 """
@@ -56,8 +56,8 @@ def score_interventions(engine: Engine, run: Run, changes: Sequence[Intervention
     Args:
         engine: its model runs; `engine.slow` takes one hooked full forward a change.
         run: a clean run that kept `hook_resid_pre`.
-        changes: edits of any site inside a block, and cuts, at the action positions; what a cut hides stands before
-            them. A change without edits has the run's own score.
+        changes: edits of any site inside a block, and knockouts, at the action positions; the sources of a
+            knockout lie before them. A change without edits has the run's own score.
 
     Raises:
         InputError: the run is not clean, a change acts elsewhere, its layer does not exist, or its site does not feed
@@ -73,7 +73,7 @@ def score_interventions(engine: Engine, run: Run, changes: Sequence[Intervention
             raise InputError(f"There is no layer {edit.layer}: the model has layers 0-{model.n_layers - 1}.")
         if isinstance(edit, Knockout) and edit.sources[-1] >= query.candidate.start:
             raise InputError(
-                f"The sources of a cut stand before the action positions, which begin at {query.candidate.start}."
+                f"The sources of a knockout lie before the action positions, which begin at {query.candidate.start}."
             )
     engine.require_sites({edit.site for change in changes for edit in change.without_knockouts})
     scores = {index: run.score for index, change in enumerate(changes) if not change.edits}
@@ -152,7 +152,7 @@ def _side_by_side(
 
 
 def _place(model: Model, edit: Edit | Knockout, start: int, n: int) -> EditLocation:
-    """A change on one copy's nodes; a cut's sources are columns of the prefix cache."""
+    """A change on one copy's nodes; a knockout's sources are columns of the prefix cache."""
     rows = torch.arange(start, start + n, device=model.device)
     if isinstance(edit, Knockout):
         return EditLocation(edit, rows, torch.tensor(edit.sources, dtype=torch.long, device=model.device))

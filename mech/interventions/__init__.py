@@ -1,1 +1,1 @@
-"""What may be changed in a run: edits of activations, cut attention edges, and the hooks that make them."""
+"""What may be changed in a run: edits of activations, attention knockouts, and the hooks that make them."""

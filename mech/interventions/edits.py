@@ -1,10 +1,10 @@
-"""One change of one activation, as a value with a fingerprint: edits of activations and cuts of attention edges.
+"""One change of one activation, as a value with a fingerprint: edits of activations and knockouts of attention edges.
 
     Edit, value given:  x ← value          (mean, resample and donor patching: they differ in where the value is from)
     Edit, value None:   x ← alpha · x      (alpha = 0 is zero ablation, alpha = 1 changes nothing)
     Knockout:           score[h, dest, src] ← −∞ before the softmax: what is left of the row sums to one again
 
-The sites, and where in the computation they stand (the hooks named are TransformerLens's; each was seen to feed it):
+The sites, and where in the computation they are (the hooks named are TransformerLens's; each was seen to feed it):
 
     q, k, v                 the projections, per head, *before* the query/key norm where the model has one (Qwen 3,
                             Gemma 3) and before the rotary embedding: a donor's key put there is normalised and turned
@@ -12,9 +12,9 @@ The sites, and where in the computation they stand (the hooks named are Transfor
                             of query heads (`mech.interventions.sites.kv_head_of`). hook_rot_q, hook_rot_k do not
                             exist in every family, and in GPT-NeoX they exist and never fire.
     z                       the input slice of the output projection, per query head
-    attn_out, mlp_out       what is added to the residual stream, behind the sublayer's own norm where it has one
+    attn_out, mlp_out       what is added to the residual stream, after the sublayer's own norm where it has one
                             (Gemma 3)
-    resid_pre, resid_post   the residual stream before and behind the block
+    resid_pre, resid_post   the residual stream before and after the block
 
 `where` says at which positions of the sequence:
 
@@ -45,8 +45,8 @@ HOOKS: dict[str, str] = {
     **{site: f"hook_{site}" for site in ("attn_out", "mlp_out", "resid_pre", "resid_post")},
     "scores": "attn.hook_attn_scores",
 }
-"""Site → TransformerLens hook name inside a block. Scores (where edges are cut) are [head, dest_pos, src_pos] as they
-enter the softmax, masks added; the pattern is what leaves it."""
+"""Site → TransformerLens hook name inside a block. Scores (where edges are knocked out) are
+[head, dest_pos, src_pos] as they enter the softmax, masks added; the pattern is what leaves it."""
 HEAD_SITES: tuple[Site, ...] = ("z", "q", "k", "v")
 """Sites with a head axis; that of k and v counts key/value heads."""
 
@@ -112,9 +112,9 @@ class Edit:
 
 @dataclass(frozen=True, eq=False)
 class Knockout:
-    """Attention of some query heads from the positions `where` to the `sources` is cut before the softmax.
+    """Attention of some query heads from the positions `where` to the `sources` is knocked out before the softmax.
 
-    An edge that is not there (a source behind the destination, or outside a sliding window) stays as masked as it was.
+    An edge that is not there (a source after the destination, or outside a sliding window) stays as masked as it was.
 
     Attributes:
         layer: from 0.
@@ -130,7 +130,7 @@ class Knockout:
 
     def __post_init__(self) -> None:
         if self.where == "all":
-            raise InputError("Edges are cut at the action positions or at positions given by number.")
+            raise InputError("Edges are knocked out at the action positions or at positions given by number.")
         _require_where(self.where)
         _require_ascending(self.heads, "heads")
         _require_ascending(self.sources, "source positions")

@@ -104,8 +104,8 @@ class EditLocation:
 
     Attributes:
         edit: what is changed.
-        rows: [place], the nodes of its positions along the row (its destinations, for a cut); None for all of them.
-        columns: [source], for a cut: the columns of its sources (prefix cache first, then the row's nodes).
+        rows: [place], the nodes of its positions along the row (for a knockout, its destinations); None for all.
+        columns: [source], for a knockout: the columns of its sources (prefix cache first, then the row's nodes).
     """
 
     edit: Edit | Knockout
@@ -145,7 +145,7 @@ def acting_hooks(
 
 
 def _apply(model: Model, group: Sequence[EditLocation]) -> HookFunction:
-    """The hook of one site and layer: its placements are all edits or all cuts."""
+    """The hook of one site and layer: its placements are all edits or all knockouts."""
 
     def edit_all(activation: Tensor, hook: Any) -> Tensor:
         _require_axes(activation, 3, "[1, pos, width]", hook)
@@ -186,20 +186,20 @@ def _edit(model: Model, activation: Tensor, edit: Edit, at: Tensor | None) -> No
 
 
 def _edges(location: EditLocation, cut: Knockout, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The index of a cut's scores in [head, dest_pos, src_pos]."""
+    """The index of a knockout's scores in [head, dest_pos, src_pos]."""
     if location.rows is None or location.columns is None:
-        raise ValueError("A cut needs the rows of its destinations and the columns of its sources.")
+        raise ValueError("A knockout needs the rows of its destinations and the columns of its sources.")
     heads = torch.tensor(cut.heads, device=scores.device)
     return heads[:, None, None], location.rows[:, None], location.columns
 
 
 def _require_an_edge(model: Model, scores: Tensor, cut: Knockout, rows: Tensor | None) -> None:
-    """A softmax over nothing is NaN, or the same weight for every hidden position: no result at all."""
+    """A softmax over nothing is NaN, or the same weight for every position that is knocked out: no result at all."""
     heads = torch.tensor(cut.heads, device=scores.device)
     seen = scores[0][heads[:, None], rows] > torch.finfo(model.dtype).min / 2
     lost = (~seen.any(-1)).nonzero()
     if len(lost):
         raise InputError(
             f"L{cut.layer}H{cut.heads[int(lost[0, 0])]} has no edge left at {len(lost[lost[:, 0] == lost[0, 0]])} of "
-            "its destination positions: cut fewer sources, or begin behind them."
+            "its destination positions: knock out fewer sources, or begin after them."
         )

@@ -1,4 +1,4 @@
-"""What is changed in a run, as a value: a set of edits and cuts with a fingerprint; no torch hooks here.
+"""What is changed in a run, as a value: a set of edits and knockouts with a fingerprint; no torch hooks here.
 
     ablated = scale_heads(heads, 0.0, "all") + knock_out_edges(heads, record, "candidate")
 
@@ -35,7 +35,7 @@ class Intervention:
     """A set of changes made together in one run.
 
     No two edits have the same site, layer, head and a place in common that is given in the same way ("all",
-    "candidate" or by number): their order would matter, and the fingerprint has none. Cuts may overlap.
+    "candidate" or by number): their order would matter, and the fingerprint has none. Knockouts may overlap.
     `NOTHING` is the clean run.
     """
 
@@ -108,16 +108,16 @@ def replace_heads(heads: HeadSet, z: Tensor, where: Where) -> Intervention:
 
 
 def knock_out_edges(heads: HeadSet, sources: Sequence[int], where: Where = "candidate") -> Intervention:
-    """Cut the attention of these heads from the positions `where` to the `sources` (edge knockout).
+    """Knock out the attention of these heads from the positions `where` to the `sources`.
 
     The tokens at the sources stay: other heads read them, other positions too, and what those copied from them reaches
-    the destinations still. Cutting the record's edges at the action positions in all heads is therefore not
-    the run without the record. What a row loses goes to its other edges, in proportion (the softmax is taken behind
-    the cut): a change of attention elsewhere is part of the effect.
+    the destinations still. Knocking out the record's edges at the action positions in all heads is therefore not
+    the run without the record. What a row loses goes to its other edges, in proportion (the softmax is taken after the
+    knockout): a change of attention elsewhere is part of the effect.
 
     Args:
         heads: query heads.
-        sources: absolute positions in the prompt, ascending; none cuts nothing.
+        sources: absolute positions in the prompt, ascending; none knocks out nothing.
         where: "candidate", or absolute positions, ascending.
 
     Raises:

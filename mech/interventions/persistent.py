@@ -1,8 +1,8 @@
-"""An intervention that holds while the sequence grows: in the prompt, and at every token that is decoded behind it.
+"""An intervention that holds while the sequence grows: in the prompt, and at every token that is decoded after it.
 
     edits       z of heads replaced or scaled: at all positions, or at the action positions, which in decoding are
                 the last token of the prompt and every generated one
-    knockout    from every position behind a span of the prompt, these heads do not see the span (`knockout`: the
+    knockout    from every position after a span of the prompt, these heads do not see the span (`knockout`: the
                 spans are the failed calls; the tokens stay, and other heads read them)
 
 A position is a place in the whole sequence, never a place in one forward: in decoding a hook fires once on the prompt
@@ -26,7 +26,7 @@ from mech.interventions.sites import require_fit
 from mech.models.model import Model
 
 Span = tuple[int, int]
-"""First position and the one behind the last, absolute."""
+"""First position and the one after the last, absolute."""
 _NO_HEADS = HeadSet(())
 
 
@@ -45,8 +45,8 @@ class PersistentIntervention:
     def __post_init__(self) -> None:
         if len(self.edits.without_knockouts) < len(self.edits.edits) or self.edits.at_positions.edits:
             raise InputError(
-                "What holds while decoding is an edit at all or at the action positions, or heads that spans are "
-                "hidden from: a number of a position means another token in each prompt."
+                "What holds while decoding is an edit at all or at the action positions, or heads in which "
+                "spans are knocked out: a number of a position means another token in each prompt."
             )
         if any(edit.value is not None and edit.value.ndim == 2 for edit in self.edits.without_knockouts):
             raise InputError("What holds while decoding has one value for all positions, not one a position.")
@@ -83,7 +83,7 @@ class PersistentIntervention:
 
         Args:
             model: for the device.
-            spans: what is hidden.
+            spans: what is knocked out.
             first: absolute position of the forward's first token.
             count: its tokens.
             candidate: all of them are action positions; otherwise none is.

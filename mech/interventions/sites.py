@@ -46,7 +46,7 @@ def require_fit(model: Model, edit: Edit | Knockout) -> None:
         )
     if edit.value is None and edit.alpha > 0 and edit.alpha != 1 and _is_normalised(model, edit):
         raise InputError(
-            f"{edit.hook_name} is normalised behind the hook, which undoes a factor of {edit.alpha:g}: give a value."
+            f"{edit.hook_name} is normalised after the hook, which undoes a factor of {edit.alpha:g}: give a value."
         )
 
 

@@ -5,7 +5,7 @@
     denoise    FROM, z of the set from TO                               L(patched) − L(FROM)               sufficiency
     mean, mean-role, resample, zero, optimal
                z of the set replaced, in FROM and in TO                 Δ − Δ under it                     necessity
-    knockout   TO, the set cannot attend to the call in the record      L(TO) − L(cut)                     necessity
+    knockout   TO, the set cannot attend to the call in the record      L(TO) − L(knockout)                necessity
 
     L          any metric of `probes.scoring.contrast`: log p(a×), its margin over the reference, its diverging tokens
     Δ          L(TO) − L(FROM): Δcopy with pre → neut; with neut_other → neut the part that is the recorded call's own
@@ -57,7 +57,7 @@ ROW = ("env", *_PAIR, "metric", "item_id", "task_id", "method", "set", "kind", "
 OFF_ROW = ("env", *_PAIR, "item_id", "task_id", "method", "set", "k", "quantity", "whole", "under")
 
 
-def carried(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> pd.DataFrame:
+def joint_shares(rows: pd.DataFrame, rng_for: RngFactory, n_draws: int = N_DRAWS) -> pd.DataFrame:
     """The share of each selected set by each method, beside its controls of each kind.
 
     Args:

@@ -9,14 +9,13 @@
     unrelated_call      a failed call of another task and tool: the interval of G is not below 0
     self_patch          all heads patched with what the same run computes, by full forwards: exactly 0
     self_patch_run      each head patched with its own value, through the sweep: at most ROUNDING nats
-    padding_edges       cutting attention to filler, over cutting it to the call: inside ±MODEST
+    padding_edges       knocking out filler, over knocking out the call: inside ±MODEST
 
 A placebo passes only if it behaves and two more things hold. Its positive counterpart is alive: a method that finds
-nothing anywhere fails. Counterparts: the real Δcopy per token, the share its top set
-removes, −G under fail, the cut to the call (each with its interval above 0); for self-patches, the effect of another
-run's values by the same path is at least LIVELY on every item (of all heads; of the head whose effect is the largest),
-and the hooks fired. And the placebo has power: its minimal detectable effect is at most ENOUGH of the counterpart's
-size, in the same unit.
+nothing anywhere fails. Counterparts: the real Δcopy per token, the share its top set removes, −G under fail, the
+knockout of the call (each with its interval above 0); for self-patches, the effect of another run's values by the same
+path is at least LIVELY on every item (of all heads; of the head whose effect is the largest), and the hooks fired. And
+the placebo has power: its minimal detectable effect is at most ENOUGH of the counterpart's size, in the same unit.
 
     mde of a ratio or mean      (t(.975) + t(.8)) · se with C − 1 degrees of freedom, se its linearised error over
                                 clusters: what a test at .05 finds with a chance of 80 % (Bloom 1995); NaN below
@@ -237,8 +236,8 @@ def _self_patches(table: _Table) -> list[dict[str, object]]:
 
 
 def _padding(table: _Table) -> dict[str, object]:
-    expected, unit = f"inside ±{MODEST:g}", "share of the cut to the call"
-    counterpart = "nats lost by the cut to the call"
+    expected, unit = f"inside ±{MODEST:g}", "share of the knockout of the call"
+    counterpart = "nats lost by the knockout of the call"
     padded = (table.plain("padding", "n_padding") > 0).any()
     if not padded or value_name("whole", table.metric) not in table.parts["padding"]:
         none = Interval.unknown()

@@ -1,1 +1,1 @@
-"""Decision points through the engine: which tokens are scored, patched and cut, and in which metrics."""
+"""Decision points through the engine: which tokens are scored, patched and knocked out, and in which metrics."""

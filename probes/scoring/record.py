@@ -9,8 +9,8 @@
 All of them are positions in the prompt that is scored, found in that very prompt (`mech.decoding.turn_spans`): the
 template may write its last turn, or a transcript that ends earlier, as it likes.
 
-An edge knockout cuts attention to the record, and for control to as many tokens elsewhere, or all there are. A cut that
-does as much there is not about the string.
+An edge knockout removes attention to the record, and for control to as many tokens elsewhere, or all there are. One
+that does as much there is not about the string.
 """
 
 from __future__ import annotations

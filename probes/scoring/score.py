@@ -230,10 +230,10 @@ def score_item(
     questions = build_queries(
         engine.model, item, names, wording, candidates, intervention, distractors_in, True
     )
-    return score_asks(engine, item, questions)
+    return score_queries(engine, item, questions)
 
 
-def score_asks(engine: Engine, item: Item, questions: Sequence[ScoringQuery]) -> list[dict[str, Any]]:
+def score_queries(engine: Engine, item: Item, questions: Sequence[ScoringQuery]) -> list[dict[str, Any]]:
     """Rows of questions about one item, of one arm or of several, scored in packed rows over its system prompt.
 
     Questions whose interventions agree at all positions share packed rows, so the arms that act at the action

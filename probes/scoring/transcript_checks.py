@@ -51,12 +51,12 @@ def transcript_checks(model: Model, wording: Wording) -> list[CheckResult]:
     if not all(result.passed for result in results):
         return results
     engine = Engine(model)
-    cut = "cut, joint, patch --at, path, mechanism"
+    knockout = "knockout, joint, patch --at, path, mechanism"
     return [
         *results,
         _attempt("content_kept", lambda: _content(model), "the record of an action with such text"),
         _attempt("special_tokens_as_text", lambda: _special(model), "items that spell a special token"),
-        _attempt("record_spans", lambda: _spans(engine, item, wording), cut),
+        _attempt("record_spans", lambda: _spans(engine, item, wording), knockout),
         _attempt("record_tokens", lambda: _tokens(engine, item, wording), "agree on transcripts"),
         _attempt("pattern_positions", lambda: _pattern(engine, item, wording), "patch --site pattern"),
         _attempt("hidden_turns", lambda: _hidden(model, item), "rollout --change knockout"),
@@ -152,7 +152,7 @@ def _pattern(engine: Engine, item: Item, wording: Wording) -> _Found:
 
 def _hidden(model: Model, item: Item) -> _Found:
     start, stop = turn_span(model, list(_turns(item)), 2)
-    return _Found("a failed call's tokens can be hidden from heads", float(stop - start))
+    return _Found("attention to a failed call can be knocked out", float(stop - start))
 
 
 def _turns(item: Item) -> Iterator[Message]:

@@ -20,7 +20,7 @@ from mech.heads import HeadSet
 from mech.interventions.intervention import scale_heads
 from probes.measures.measures import measure
 from probes.prompts.wording import load_wording
-from probes.scoring.score import DISTRACTORS_IN, build_queries, score_asks, score_item
+from probes.scoring.score import DISTRACTORS_IN, build_queries, score_item, score_queries
 from tests.mech_cases import one_thread  # noqa: F401 - a fixture
 from tests.study_cases import ITEMS, Shell, loaded_once, shell  # noqa: F401 - a fixture
 from tests.tolerances import IDENTITY, NATS
@@ -256,7 +256,7 @@ def test_a_label_says_what_an_arm_is_whatever_the_defaults() -> None:
     long = [spec(f"L0H1,L0H2,L1H0,{last}")[0].label for last in ("L1H1", "L1H2")]
     assert long[0] != long[1] and all(label.startswith("L0H1+3-") for label in long)
     assert "mean" in METHODS
-    with pytest.raises(InputError, match="behind an option"):
+    with pytest.raises(InputError, match="after an option"):
         spec("top:8@how=zero@mine.json")
 
 
@@ -267,8 +267,8 @@ def test_draws_are_measured_one_by_one_and_then_averaged(shell: Shell) -> None:
     questions = build_queries(
         engine.model, item, names, wording, None, distractors_in=DISTRACTORS_IN, end_of_turn=True
     )
-    whole = score_asks(engine, item, questions)
-    drawn = score_asks(engine, item, [scoring.under("mine", changes) for scoring in questions])
+    whole = score_queries(engine, item, questions)
+    drawn = score_queries(engine, item, [scoring.under("mine", changes) for scoring in questions])
     alone = [score_item(engine, item, names, wording, None, change, DISTRACTORS_IN) for change in changes]
     for row, *singles in zip(drawn, *alone, strict=True):
         assert row["n_draws"] == 3 and row["ablation"] == "mine" and row["id"].endswith("|mine")

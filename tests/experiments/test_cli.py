@@ -519,7 +519,7 @@ def test_a_study_that_ends_early_ends_in_one_sentence(
     def fails(*_: Any, **__: Any) -> None:
         raise raised
 
-    monkeypatch.setattr("experiments.measure.measuring.score_asks", fails)
+    monkeypatch.setattr("experiments.measure.measuring.score_queries", fails)
     found = shell("probe")
     assert (found.code, [line for line in found.err if line], found.out) == (code, [said], [])
 

@@ -16,7 +16,7 @@ from experiments.run import schema
 from experiments.run.run_folder import config_hash
 from figures.compare_items import draw_compare_items, pair_numbers
 from figures.load import MissingTable
-from probes.measures import item_compare
+from probes.measures import compare_items
 from probes.rollouts.steps import per_rollout
 from tests.figure_tables import read_table
 from tests.step_cases import rollout, together
@@ -140,7 +140,7 @@ def test_what_one_side_alone_has_is_counted_and_named(scoring: Callable[..., Sai
     )
     assert "only published: 1 items (elsewhere)" in text
     assert "left out: 9 published rows of other models or environments" in text
-    assert "1 published rows stand twice: the later one counts" in text
+    assert "1 published rows are there twice: the later one counts" in text
     summary = read("compare_items.csv").set_index(["condition", "candidate", "measure"])
     counts = ["n", "n_only_ours", "n_only_published"]
     assert summary.loc[("neut", "failed", "logprob"), counts].tolist() == [0, 2, 1]
@@ -219,10 +219,10 @@ def test_the_figure_holds_the_pairs_that_both_sides_have(scoring: Callable[..., 
 
 def test_the_reference_measures_agree_with_a_second_opinion(reference_dir: Path) -> None:
     table = pd.read_csv(reference_dir / "q4_core_sample.csv")
-    found = item_compare.published_items(table, "the sample")
+    found = compare_items.published_items(table, "the sample")
     assert len(found.measures) == 175 and found.scores.empty
     sample = pd.read_csv(reference_dir / "ref_scores_smollm2-135m_sample.csv")
-    scores = item_compare.published_items(sample, "the scores", "smollm2-135m", {"toolshed"})
+    scores = compare_items.published_items(sample, "the scores", "smollm2-135m", {"toolshed"})
     assert len(scores.scores) == 71 and scores.elsewhere == 73
     assert set(scores.measures["measure"]) == {"G", "copy", "sem"}
 
@@ -269,5 +269,5 @@ def test_runs_whose_first_arm_differs_are_no_doses_of_one_change(scoring: Callab
     dose_run(Path("hide4"), 4, first="aaab")
     scoring("hide8", "hide4").sentence("differ in their first arm (verbatim)")
     dose_run(Path("more8"), 8)
-    scoring("hide8", "more8").sentence("stands twice")
+    scoring("hide8", "more8").sentence("occurs twice")
     scoring("hide8", "run").sentence("--paper FILE")

@@ -465,7 +465,7 @@ def test_what_cannot_be_rolled_out_or_predicted_is_one_sentence(shell: Shell, tm
     assert shell("rollout", "--temperature", "-1", *SMALL).code == 2
     shell("predict", out="nothing").sentence("not a run folder")
     shell.ran("rollout", "--harness", "abstract", *SMALL, out="abstract")
-    shell("predict", out="abstract").sentence("no step behind a failed call")
+    shell("predict", out="abstract").sentence("no step after a failed call")
     shell.ran("rollout", "--harness", "verbatim", *SMALL, out="other")
     wording = tmp_path / "wording.json"
     default = Path(__file__).parent.parent.parent / "probes" / "prompts" / "wordings" / "default.json"

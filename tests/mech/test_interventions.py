@@ -185,7 +185,7 @@ def test_places_must_lie_in_the_sequence_and_sources_in_the_prompt() -> None:
         Query((1, 2), (3, 4, 5), scale_heads(heads, 0.0, (1, 4)))
     with pytest.raises(InputError, match="acts at position 4, the sequence has 0-3"):
         Query((1, 2), (3, 4, 5), knock_out_edges(heads, [0], (4,)))
-    with pytest.raises(InputError, match="Edges to position 2 are to be cut, the prompt has 0-1"):
+    with pytest.raises(InputError, match="Edges to position 2 are to be knocked out, the prompt has 0-1"):
         Query((1, 2), (3, 4, 5), knock_out_edges(heads, [2]))
 
 

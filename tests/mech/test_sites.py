@@ -95,7 +95,7 @@ def test_factors_at_every_site(
     for site in SITES:
         edit = Edit(site, 1, 1 if site in HEAD_SITES else None, PLACES, None, factor)
         if site in normed:
-            with pytest.raises(InputError, match=f"hook_{site} is normalised behind the hook"):
+            with pytest.raises(InputError, match=f"hook_{site} is normalised after the hook"):
                 Engine(model).score([Query(LEFT, ACTION, Intervention((edit,)))])
         else:
             queries.append(Query(LEFT, ACTION, Intervention((edit,))))

@@ -1,4 +1,4 @@
-"""Shares carried and off-target changes, on numbers done by hand."""
+"""Joint shares and off-target changes, on numbers done by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from experiments.run.schema import TABLES
 from mech.errors import InputError
-from probes.effects.joint import OFF_ROW, ROW, carried, off_target
+from probes.effects.joint import OFF_ROW, ROW, joint_shares, off_target
 from probes.effects.joint_effects import kind_and_size, long_joint
 
 DRAWS = 500
@@ -48,7 +48,7 @@ def rows(deltas: tuple[float, ...] = (10.0, 30.0)) -> pd.DataFrame:
 
 
 def test_a_share_is_a_ratio_of_sums_and_controls_stand_beside_it_by_kind() -> None:
-    table = carried(rows(), rng_for, DRAWS).set_index("controls")
+    table = joint_shares(rows(), rng_for, DRAWS).set_index("controls")
     assert {*table.reset_index().columns, "family_size", "excess_p_holm"} == set(TABLES["joint"])
     random, norm = table.loc["random"], table.loc["norm"]
     assert random["share"] == norm["share"] == pytest.approx(30 / 40)
@@ -65,22 +65,22 @@ def test_a_share_is_a_ratio_of_sums_and_controls_stand_beside_it_by_kind() -> No
 
 
 def test_a_set_without_controls_has_its_share_and_nothing_beside_it() -> None:
-    [line] = carried(rows()[lambda t: t["kind"] == "selected"], rng_for, DRAWS).to_dict("records")
+    [line] = joint_shares(rows()[lambda t: t["kind"] == "selected"], rng_for, DRAWS).to_dict("records")
     assert line["share"] == pytest.approx(0.75) and line["n_controls"] == 0 and line["controls"] == ""
     assert all(np.isnan(line[name]) for name in ("control_mean", "p", "percentile", "excess", "excess_lo"))
 
 
 def test_a_vanishing_difference_has_no_share_and_still_has_its_effect() -> None:
-    table = carried(rows((0.001, -0.001)), rng_for, DRAWS)
+    table = joint_shares(rows((0.001, -0.001)), rng_for, DRAWS)
     assert table[["share", "ci_lo", "excess", "control_mean", "p"]].isna().all(axis=None)
     assert table["effect_nats"].tolist() == [15.0, 15.0]
 
 
 def test_a_set_that_lacks_an_item_is_an_error() -> None:
     with pytest.raises(InputError, match="item0"):
-        carried(rows().iloc[1:], rng_for, DRAWS)
+        joint_shares(rows().iloc[1:], rng_for, DRAWS)
     with pytest.raises(InputError, match="twice"):
-        carried(pd.concat([rows(), rows().iloc[:1]]), rng_for, DRAWS)
+        joint_shares(pd.concat([rows(), rows().iloc[:1]]), rng_for, DRAWS)
 
 
 def test_off_target_changes_are_paired_and_equivalent_only_inside_the_bound() -> None:
@@ -106,10 +106,10 @@ def test_controls_belong_to_the_set_they_are_named_after() -> None:
     """`top1` is no beginning of `top16/random0` that counts; nor does an equal share count as less."""
     few = rows().query("kind != 'norm'")
     more = few.assign(set=few["set"].str.replace("top4", "top44"), k=44, effect_nats=few["effect_nats"] - 1)
-    table = carried(pd.concat([few, more]), rng_for, DRAWS).set_index("set")
+    table = joint_shares(pd.concat([few, more]), rng_for, DRAWS).set_index("set")
     assert (table["n_controls"] == 2).all() and table.loc["top4", "control_hi"] == pytest.approx(0.2)
     equal = few.assign(effect_nats=5.0)
-    [line] = carried(equal, rng_for, DRAWS).to_dict("records")
+    [line] = joint_shares(equal, rng_for, DRAWS).to_dict("records")
     assert line["percentile"] == 0.0
 
 
@@ -118,7 +118,7 @@ def test_a_rank_among_controls_has_a_p_from_nineteen_sets_on() -> None:
 
     def p(n: int, better: int) -> float:
         sets = {f"top16/random{i}": [9.0 if i < better else 1.0] * 6 for i in range(n)}
-        [line] = carried(many({"top16": own, **sets}), rng_for, DRAWS).to_dict("records")
+        [line] = joint_shares(many({"top16": own, **sets}), rng_for, DRAWS).to_dict("records")
         return float(line["p"])
 
     assert np.isnan(p(18, 0)) and p(19, 0) == pytest.approx(1 / 20) and p(19, 3) == pytest.approx(4 / 20)
@@ -127,7 +127,7 @@ def test_a_rank_among_controls_has_a_p_from_nineteen_sets_on() -> None:
 def test_controls_of_fewer_draws_are_compared_with_the_same_draws_of_the_set() -> None:
     rows = many({"top16": [6.0] * 6, "top16/random0": [2.0] * 6})
     rows["paired_nats"] = rows["effect_nats"].where(rows["set"] != "top16", 3.0)
-    [line] = carried(rows, rng_for, DRAWS).to_dict("records")
+    [line] = joint_shares(rows, rng_for, DRAWS).to_dict("records")
     assert line["share"] == pytest.approx(0.6) and line["excess"] == pytest.approx(0.1)
 
 
@@ -155,7 +155,7 @@ def many(effects: dict[str, list[float]], delta: float = 10.0) -> pd.DataFrame:
 
 def test_of_a_kind_with_one_set_there_is_a_share_with_its_interval_and_no_p() -> None:
     own, other = [4.0, 5.0, 6.0, 7.0, 5.0, 6.0, 8.0, 3.0], [1.0, 2.0, 1.5, 2.5, 2.0, 1.0, 3.0, 0.5]
-    table = carried(many({"top16": own, "top16/sink0": other, "top16/random0": other}), rng_for, DRAWS)
+    table = joint_shares(many({"top16": own, "top16/sink0": other, "top16/random0": other}), rng_for, DRAWS)
     sink, random = (table[table["controls"] == kind].iloc[0] for kind in ("sink", "random"))
     assert sink["control_mean"] == pytest.approx(sum(other) / 80) == random["control_mean"]
     assert sink["control_lo"] < sink["control_mean"] < sink["control_hi"] and sink["n_controls"] == 1
@@ -168,17 +168,17 @@ def test_of_a_kind_with_one_set_there_is_a_share_with_its_interval_and_no_p() ->
 
 def test_the_spread_over_draws_is_that_of_shares_that_one_draw_of_every_item_gives() -> None:
     rows = many({"top4": [3.0, 5.0]}).assign(draws=[[2.0, 4.0], [4.0, 6.0]])
-    [line] = carried(rows, rng_for, DRAWS).to_dict("records")
+    [line] = joint_shares(rows, rng_for, DRAWS).to_dict("records")
     # One draw of both items: (2 + 4) / 20 and (4 + 6) / 20.
     assert line["n_draws"] == 2 and line["draw_sd"] == pytest.approx(np.std([0.3, 0.5], ddof=1))
     with pytest.raises(InputError, match="1 to 2 draws"):
-        carried(rows.assign(draws=[[2.0], [4.0, 6.0]]), rng_for, DRAWS)
+        joint_shares(rows.assign(draws=[[2.0], [4.0, 6.0]]), rng_for, DRAWS)
 
 
 def test_pairs_and_metrics_are_tables_of_their_own() -> None:
     other = rows().assign(metric="margin", effect_nats=1.0)
     third = rows().assign(**{"from": "neut_other"})
-    table = carried(pd.concat([rows(), other, third]), rng_for, DRAWS).query("controls == 'random'")
+    table = joint_shares(pd.concat([rows(), other, third]), rng_for, DRAWS).query("controls == 'random'")
     assert table["share"].tolist() == pytest.approx([0.75, 0.05, 0.75])
     assert list(zip(table["from"], table["metric"], strict=True)) == [
         ("pre", "logprob"), ("pre", "margin"), ("neut_other", "logprob"),
