@@ -134,6 +134,29 @@ def test_every_path_of_the_repository_that_a_page_names_exists(page: Path) -> No
     assert not [one for one in missing if not re.search(r"NAME|GROUP", one)]
 
 
+def test_every_name_that_the_page_on_architecture_gives_is_in_the_code() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    prose = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+    source = "\n".join(
+        path.read_text()
+        for room in ("mech", "probes", "envs", "experiments", "figures", "tests")
+        for path in (ROOT / room).rglob("*.py")
+        if path != Path(__file__)
+    )
+    words = set(re.findall(r"\w+", source))
+    named = set(re.findall(r"`([A-Za-z_]\w*)(?:\(\w*\))?`", prose))
+    examples = {"G_fail_polite", "delta_fail_polite", "draw_NAME"}
+    assert examples <= named and len(named) > 60 and not named - words - examples
+    after = re.findall(r"`(\w+/[\w/]+\.py)`, `(\w+)`", prose)
+    before = [(file, name) for name, file in re.findall(r"`(\w+)`(?:,| in) `(\w+/[\w/]+\.py)`", prose)]
+    lost = [
+        (file, name)
+        for file, name in [*after, *before]
+        if not re.search(rf"^ *(?:(?:def|class) {name}\b|{name}\b.* = )", (ROOT / file).read_text(), re.M)
+    ]
+    assert len(after) > 10 and len(before) > 5 and not lost
+
+
 def test_every_error_message_that_the_page_explains_is_one_of_the_code() -> None:
     page = (ROOT / "docs" / "limits.md").read_text().split("## Error messages", 1)[1]
     symptoms = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
