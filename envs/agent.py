@@ -118,7 +118,7 @@ def canonical_form(text: str, written: Callable[[str], str | None], plain: Calla
     """`written(text)`, the canonical spelling of what can be read (None: it cannot); else `plain(text)`.
 
     What cannot be read must not become equal to what can: where `plain` would make it readable (a line break in a
-    quoted text, say), the text stays as it stands. So the form of a form is itself, if `written` and `plain` keep
+    quoted text, say), the text stays as it is. So the form of a form is itself, if `written` and `plain` keep
     their own results.
     """
     spelt = written(text)

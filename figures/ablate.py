@@ -2,8 +2,8 @@
 
 Reads ablate.csv, and ablate_controls.csv where ablate_off_target.csv is there too. Selected heads: mean and 95 %
 interval. Controls (random heads of the same layers; heads of the same output norm; as many as cost as much): the
-range, smallest to largest mean, over their draws, and the median. No ablation: the horizontal line. Under Δcopy
-stands, size by size, the percentile of the selected set among its controls by the share of Δcopy removed.
+range, smallest to largest mean, over their draws, and the median. No ablation: the horizontal line. Below Δcopy,
+size by size: the percentile of the selected set among its controls by the share of Δcopy removed.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def write_all(
 
     Raises:
         FigureError: `run` is not a folder, or a table is there and cannot be drawn (a column is missing, text
-            stands for a number, …).
+            is where a number belongs, …).
     """
     if not run.is_dir():
         raise FigureError(f"{run} is not a run folder.")

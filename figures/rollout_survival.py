@@ -2,7 +2,7 @@
 
 Reads rollout_survival.csv. Up to eight arms have a colour and a marker of their own, and dashes if they have a ban;
 of more, those that differ in the harness come first, then the others in the order of the table, and the rest are thin
-grey lines. Intervals are bands, and whiskers where more than four bands would lie on each other. Curves stand a
+grey lines. Intervals are bands, and whiskers where more than four bands would lie on each other. Curves are a
 little to the left or right of their step, so that none hides another. A page a model and environment.
 """
 

@@ -2,12 +2,12 @@
 
 A reply is cut at its code fences into segments, those inside fences and those between them; a fence inside a text
 literal or a comment is no border. A segment that is no program is cut further at its lines of prose. A part is a
-program if it parses, as it stands or after a repair of its layout, and does more than name values. Chosen is
+program if it parses, as it is or after a repair of its layout, and does more than name values. Chosen is
 
     1. the largest program that defines what the task asks for; of equally large ones the last
     2. else the largest segment that begins to define it and does not parse: the syntax error is the reply's own
     3. else the largest program
-    4. else what stands between the first fence and the next, or the whole text
+    4. else what is between the first fence and the next, or the whole text
 
 What the chosen program uses or the task asks for, and only another program of the reply defines, is put before it.
 """
@@ -37,7 +37,7 @@ _DEFINITION = re.compile(r"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+(\w+)", re.
 class _Segment:
     """A part of a reply between two fences.
 
-    opened, closed: a fence stands before it, after it. inside: the fence before it opens a block of code.
+    opened, closed: a fence is before it, after it. inside: the fence before it opens a block of code.
     """
 
     text: str
@@ -48,7 +48,7 @@ class _Segment:
 
 @dataclass(frozen=True)
 class _Part:
-    """A program and where it stands: the segment, and the text of it that is the program."""
+    """A program and where it is: the segment, and the text of it that is the program."""
 
     segment: _Segment
     source: str
@@ -111,20 +111,20 @@ def ended(text: str, wanted: frozenset[str] = frozenset()) -> bool:
 
 
 def _segments(text: str) -> Iterator[_Segment]:
-    """The parts before, between and behind fences; the line that opens a block is not part of it."""
+    """The parts before, between and after fences; the line that opens a block is not part of it."""
     start, inside, opened = 0, False, False
     for mark in _FENCE_IN_CODE.finditer(text):
         if not mark["fence"]:
             continue
         yield _Segment(_body(text[start : mark.start()], opened), opened, True, inside)
         start, opened = mark.end(), True
-        # A fence with a word behind it opens a block, also where another one is open.
+        # A fence with a word after it opens a block, also where another one is open.
         inside = not inside or text[start : start + 1].isalpha()
     yield _Segment(_body(text[start:], opened), opened, False, inside)
 
 
 def _overlapping(text: str) -> Iterator[_Segment]:
-    """From every fence to the next that stands outside of texts and comments: quotes in prose can hide no fence so."""
+    """From every fence to the next that is outside of texts and comments: quotes in prose can hide no fence so."""
     marks = list(islice(_ANY_FENCE.finditer(text), _FENCES))
     if marks:
         yield _Segment(text[: marks[0].start()], False, True, False)
@@ -134,7 +134,7 @@ def _overlapping(text: str) -> Iterator[_Segment]:
 
 
 def _body(text: str, opened: bool) -> str:
-    """A segment without the rest of the line on which its fence stands, or of a single line without its language."""
+    """A segment without the rest of the line on which its fence is, or of a single line without its language."""
     if not opened:
         return text
     line, _, below = text.partition("\n")
@@ -201,7 +201,7 @@ def _begins(text: str, wanted: frozenset[str]) -> bool:
 
 
 def _first_block(text: str) -> str:
-    """What stands between the first fence that ends its line and the next (or the end), where there is one."""
+    """What is between the first fence that ends its line and the next (or the end), where there is one."""
     opening = _FIRST_FENCE.search(text)
     return text.strip() if opening is None else _bare(text[opening.end() :].partition("```")[0])
 

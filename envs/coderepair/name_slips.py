@@ -119,7 +119,7 @@ def missing_parentheses(source: Source) -> Iterator[Change]:
 
 
 def missing_import(source: Source) -> Iterator[Change]:
-    """An import left out, with the blank lines after it where nothing stands before it."""
+    """An import left out, with the blank lines after it where nothing is before it."""
     for node in source.nodes:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             lines = source.whole_lines(node)

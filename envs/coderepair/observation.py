@@ -4,7 +4,7 @@ The text is the same for every Python from 3.10 to 3.13. Left out of a traceback
 
     carets, suggestions ("Did you mean"), paths and memory addresses; frames outside the program and its tests
     the frames that list, set and dict comprehensions had before 3.12; their line becomes the caller's
-    of a recursion, all that follows once a frame stands there for the third time
+    of a recursion, all that follows once a frame occurs for the third time
 
 Messages that were reworded between those versions are brought to one form by the table `_REWORDED`: to the newer
 one, or to the one that says less where it cannot be made from the older one.
@@ -122,7 +122,7 @@ def exception_line(result: ExecResult) -> str:
 
 
 def quotes_source(text: str, program: str) -> bool:
-    """Whether some line of the program, longer than 8 characters without its indentation, stands in the text."""
+    """Whether some line of the program, longer than 8 characters without its indentation, is in the text."""
     lines = (line.strip() for line in program.split("\n"))
     return any(len(line) > _QUOTED and line in text for line in lines)
 

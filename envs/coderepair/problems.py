@@ -251,7 +251,7 @@ def _json(text: str, where: str) -> Any:
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
         raise InputError(f"{where}: not readable as JSON: {error}.") from error
     if doubled:
-        raise InputError(f"{where}: the key '{doubled[0]}' stands twice in one object.")
+        raise InputError(f"{where}: the key '{doubled[0]}' occurs twice in one object.")
     return value
 
 

@@ -56,7 +56,7 @@ def tree_of(text: str) -> ast.Module | None:
 
 @lru_cache(maxsize=1024)
 def program_in(text: str) -> Program | None:
-    """The program that a text is, as it stands or after a repair; None where it is none.
+    """The program that a text is, as it is or after a repair; None where it is none.
 
     Repairs: the margin of the whole removed, prompts removed, blanks that Python does not take replaced, code marks
     around it removed; and statements at either end that only name what is bound nowhere (`Sure`), which can but fail.
@@ -82,7 +82,7 @@ def program_in(text: str) -> Program | None:
 
 
 def _variants(text: str) -> Iterator[tuple[tuple[Edit, ...], str]]:
-    """Ways to read a text, each with what is done to it; the text as it stands first."""
+    """Ways to read a text, each with what is done to it; the text as it is first."""
     stripped = text.strip()
     if not stripped:
         return

@@ -1,4 +1,4 @@
-"""Lines of prose around a program that stands in no fence."""
+"""Lines of prose around a program that is in no fence."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A program's text with its syntax tree and its tokens, all placed by byte offsets, so that edits can be local.
 
-The tree says where a node begins and ends in UTF-8 bytes, but not where its operator or its bracket stands; the
+The tree says where a node begins and ends in UTF-8 bytes, but not where its operator or its bracket is; the
 tokens say that. A `Change` is one replaced span together with the tree that the edited text is meant to have:
 `apply` keeps an edit only if the text really parses to that tree (or, where an error is meant, does not parse).
 """
@@ -35,7 +35,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Change:
-    """A span (bytes) and its new text; `intended` turns the node (a copy) into what then stands in its place.
+    """A span (bytes) and its new text; `intended` turns the node (a copy) into what replaces it.
 
     `intended` is None where the edited text is meant not to parse; it returns None where the node is to go.
     """

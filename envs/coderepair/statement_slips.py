@@ -72,7 +72,7 @@ def dedented_line(source: Source) -> Iterator[Change]:
 
 
 def _loops(source: Source) -> Iterator[tuple[Block, int, ast.For | ast.While]]:
-    """Every loop without an `else`, and where it stands."""
+    """Every loop without an `else`, and where it is."""
     for block in source.blocks():
         for at, statement in enumerate(block.statements):
             if isinstance(statement, (ast.For, ast.While)) and not statement.orelse:

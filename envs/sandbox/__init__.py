@@ -14,7 +14,7 @@ by the strongest means that a rehearsal at start-up shows to work; each result s
 - where the kernel offers neither: resource limits, its process group, and a guard inside the interpreter, best effort
   (`guard` says which ways round it are known). It also has what one filter leaves open where the other is missing.
 
-seccomp also stands behind the namespaces; without it there is memory that no limit counts (System V segments, files
+seccomp also backs up the namespaces; without it there is memory that no limit counts (System V segments, files
 in memory). Address space is limited above that of a fresh interpreter, for each process it starts; processes and
 threads are counted only in namespaces (elsewhere it may start threads as memory allows).
 

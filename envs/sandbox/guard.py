@@ -168,7 +168,7 @@ def make_judge(
     ) -> tuple[type[BaseException], str] | None:
         if event == "import":
             name, path = plain(arguments[0]) or "", plain(arguments[1])
-            # An extension's own name is what stands behind the last dot: `x._ctypes` is _ctypes too.
+            # An extension's own name is what follows the last dot: `x._ctypes` is _ctypes too.
             last = name.rpartition(".")[2]
             if name.startswith(modules) or last.startswith(modules) or last in once:
                 return missing, f"no module {name} in the sandbox"

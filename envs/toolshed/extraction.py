@@ -93,7 +93,7 @@ def _bare(line: str) -> tuple[int, int, set[Edit]]:
 
 
 def _call(text: str, start: int, end_of_line: int) -> tuple[str, int]:
-    """The action that begins here and where it ends: a call, or the rest of the line as it stands."""
+    """The action that begins here and where it ends: a call, or the rest of the line as it is."""
     line = text[start:end_of_line]
     if readable(line) is not None:
         return line, end_of_line

@@ -1,7 +1,7 @@
 """The errors of the tools, typed: each constructor is one family, with its text in three lengths.
 
 No text quotes the call; a text may name the tool or the one value that was refused, as runtimes do. What
-would help to correct the call (the signature, the names that do exist) stands in the verbose text only.
+would help to correct the call (the signature, the names that do exist) is in the verbose text only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Six wordings of the system prompt: the same desk, rules and tools, told in other words and another form.
+"""Six wordings of the system prompt: the same desk, rules and tools, in other words and another form.
 
 `desk` is the one that rollouts and the paper's pools have. A claim about a model under a system prompt is a claim about
 that prompt until others have been tried: each names every tool and argument, and asks for the same one-line calls.
@@ -19,7 +19,7 @@ _JSON_TYPES: Mapping[str, Mapping[str, object]] = {
 
 
 def _stubs() -> str:
-    """The tools as Python declarations, the rules behind them."""
+    """The tools as Python declarations, the rules after them."""
     lines = ["# Helpers of the Fernhall garden office. There is nothing else to call.", ""]
     for tool in TOOLS.values():
         about = "; ".join(f"{each.name}: {each.about}" for each in tool.parameters)
@@ -95,7 +95,7 @@ def _manual() -> str:
 
 
 def _card() -> str:
-    """As little text as will do: a line a tool, its arguments behind it in brackets."""
+    """As little text as will do: a line a tool, its arguments after it in brackets."""
     lines = [
         "Botanical garden Fernhall. Write the one call that comes next, on a single line; all arguments, by name. "
         "Days: YYYY-MM-DD. Times: HH:MM. Finished: done().",

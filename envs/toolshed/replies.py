@@ -69,7 +69,7 @@ def ban_everywhere(text: str) -> bool:
 
     The beginning of a call (`truncated`, and any other text that cannot be read) is the beginning of valid ones
     too. A whole call is no part of another one, unless its tool's name is how a real tool's name ends: the wrong
-    `reminder(day='…')` stands in the right `plan_reminder(day='…')`. Left aside: a call quoted as the value of an
+    `reminder(day='…')` is part of the right `plan_reminder(day='…')`. Left aside: a call quoted as the value of an
     argument, which no task asks for.
     """
     call = readable(text)

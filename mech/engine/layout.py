@@ -121,7 +121,7 @@ class Layout:
 
     @cached_property
     def _subtree_ends(self) -> Int[np.ndarray, " node"]:
-        """Behind the last descendant of each node."""
+        """The node after the last descendant of each node."""
         ends = np.empty(len(self), dtype=np.int64)
         for start, (stop, end) in self._chains.items():
             ends[start:stop] = end

@@ -88,7 +88,7 @@ class SpecialTokens:
             if spelt is not None:
                 raise InputError(
                     f"The chat template depends on the content of message {number} ({message['role']}), which spells "
-                    f"{spelt}: it cannot be told from the template's own."
+                    f"{spelt}: it cannot be distinguished from the template's own."
                 )
 
     def read(self, text: str, written: Sequence[CharSpan]) -> Reading:
@@ -156,8 +156,8 @@ class _Respelled:
             self._control[one] for one in spelt if one in self._control
         ]:
             raise InputError(
-                "This tokenizer adds or drops special tokens of a text: what a message spells cannot be told from what "
-                "the template writes."
+                "This tokenizer adds or drops special tokens of a text: what a message spells cannot be "
+                "distinguished from what the template writes."
             )
         return Reading(ids, tuple(encoding.offsets))
 

@@ -326,4 +326,4 @@ def _contradictions(record: Mapping[str, Any]) -> Iterator[str]:
     seen: dict[str, str] = {}
     for name, text in named.items():
         if isinstance(text, str) and text.strip() and seen.setdefault(text.strip(), name) != name:
-            yield f"'{name}' is the same action as '{seen[text.strip()]}': each stands for another one"
+            yield f"'{name}' is the same action as '{seen[text.strip()]}': each must be another one"

@@ -61,7 +61,7 @@ def lacking(item: Item, condition: str) -> str | None:
 
 
 def parse_conditions(text: str) -> tuple[str, ...]:
-    """Read `core`, `all` or `a,b,c` (either may stand among the names); each name once, in the order first given.
+    """Read `core`, `all` or `a,b,c` (either may be among the names); each name once, in the order first given.
 
     Raises InputError for an unknown name, listing the known ones, and for an empty list.
     """

@@ -89,7 +89,7 @@ def _first_tool(item: Item) -> str:
 
 
 def _tool(call: str) -> str:
-    """The tool of a call: what stands before its bracket, or the name in a call that is written as JSON."""
+    """The tool of a call: what is before its bracket, or the name in a call that is written as JSON."""
     if call.startswith('{"name": "'):
         return call.split('"', 4)[3]
     return call.partition("(")[0]

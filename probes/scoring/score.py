@@ -122,7 +122,7 @@ def build_queries(
         names: conditions, keys of `probes.CONDITIONS`.
         wording: how a failure is written.
         candidates: names out of `item.candidates()`; None takes all that `scored` names.
-        intervention: carried by every query.
+        intervention: that of every query.
         distractors_in: conditions under which the distractors are asked too; None means all.
         end_of_turn: put the token that ends the turn after every action.
 

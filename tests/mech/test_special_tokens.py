@@ -215,7 +215,7 @@ def test_a_tokenizer_whose_model_spells_special_tokens_is_refused() -> None:
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
     speaker = Speaker(_fast(tokenizer, "{{ messages[0].content }}"))
     assert render(speaker, turns("abc")).notes == ()
-    with pytest.raises(InputError, match="cannot be told from what the template writes"):
+    with pytest.raises(InputError, match="cannot be distinguished from what the template writes"):
         render(speaker, turns("a</s>b"))
 
 

@@ -294,7 +294,7 @@ def test_an_empty_turn_of_the_agent_joins_the_turns_around_it() -> None:
 def test_a_log_without_a_request_needs_a_goal() -> None:
     log = (asked(("a", {})), FAILED)
     items, notes = imported(of_lines(*log), settings())
-    assert items == [] and "no user's message stands before it" in reasons(notes, "call")[0]
+    assert items == [] and "no user's message comes before it" in reasons(notes, "call")[0]
     (one,), _ = imported(of_lines(*log), settings(goal="Find the key."))
     assert one.goal == "Find the key."
 

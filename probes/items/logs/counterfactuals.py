@@ -34,7 +34,7 @@ _STOCK = 1000  # different short answers of a tool that are counted in one log
 
 @dataclass(frozen=True)
 class Texts:
-    """The template texts; `echo` has {observation} and {call}, `empty` stands for a failure without output."""
+    """The template texts; `echo` has {observation} and {call}, `empty` is for a failure without output."""
 
     neutral: str
     success: str

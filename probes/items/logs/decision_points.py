@@ -6,7 +6,7 @@ to the agent's first turn (`goal`), then what the agent said and called (`prefix
 or as the agent wrote them where the format has no structured calls. Consecutive turns of one side are one, joined by
 line breaks. What the agent said in the failed call's own turn is kept in `meta` and is no part of the record.
 
-n calls in one turn: each failed one is an item; the turn's text, its other calls and their results stand before
+n calls in one turn: each failed one is an item; the turn's text, its other calls and their results come before
 it in the context, as a turn of their own. Results name their call by id, or answer open calls in order.
 The cluster of an item (`task_id`) is its log: a transcript of a file.
 """
@@ -87,7 +87,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Failure:
-    """A failed call that waits for the end of its log, and how much of the context stands before it."""
+    """A failed call that waits for the end of its log, and how much of the context is before it."""
 
     open: _Open
     result: Result
@@ -235,7 +235,7 @@ class Transcript:
         if not one.call.rendered().strip():
             return "the call is empty"
         if not _joined(self._goal) and not self._settings.goal:
-            return "no user's message stands before it (--goal TEXT gives one)"
+            return "no user's message comes before it (--goal TEXT gives one)"
         others = sum(len(text) for text in _beside(one, step))
         if step.cut or step.before + others > self._settings.max_context:
             return f"its context has more than {self._settings.max_context} characters (--max-context)"

@@ -2,7 +2,7 @@
 
 JSON lines and text are read line by line and samples one by one, so that a file may be larger than the memory; one
 JSON document (or line, or sample) is read whole, up to `MAX_BYTES`. What cannot be read is a note with its place,
-and reading goes on behind it. Halves of surrogate pairs become U+FFFD, numbers that are not finite become texts; both
+and reading goes on after it. Halves of surrogate pairs become U+FFFD, numbers that are not finite become texts; both
 are noted.
 """
 
@@ -141,7 +141,7 @@ def _document(begin: bytes, stream: IO[bytes]) -> Iterator[Record | Note]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The JSON values that stand one behind another, as a console exporter writes them; the last may be torn."""
+    """The JSON values that follow one another, as a console exporter writes them; the last may be torn."""
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
         try:

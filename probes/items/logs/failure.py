@@ -81,7 +81,7 @@ def parse_rule(text: str) -> Rule:
     """Read a rule.
 
     Raises:
-        ValueError: it has no `=`, `!=` or `~` behind a field, or its regular expression is none.
+        ValueError: it has no `=`, `!=` or `~` after a field, or its regular expression is none.
     """
     match = re.match(r"([\w.-]+?)\s*(!=|=|~)\s*(.*)", text, re.DOTALL)
     if match is None:

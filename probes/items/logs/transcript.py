@@ -48,7 +48,7 @@ class Call:
     left_out: str = ""
 
     def rendered(self) -> str:
-        """The call as it stands in a transcript: the agent's own text, else one line of JSON."""
+        """The call as it is written in a transcript: the agent's own text, else one line of JSON."""
         if self.text is not None:
             return self.text
         return json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
@@ -88,7 +88,7 @@ class Opened:
 class Turn:
     """One message, or a part of one: results come before the text of the same turn.
 
-    `key`: assistant turns of one key are one turn, even where results of their first calls stand between them.
+    `key`: assistant turns of one key are one turn, even where results of their first calls are between them.
     """
 
     role: Role

@@ -38,7 +38,7 @@ def _messages(span: Span) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _list(attributes: Mapping[str, Any], name: str) -> list[Any]:
-    """A list that stands under its name, or is written out under `name.0.…`, `name.1.…`."""
+    """A list that is under its name, or is written out under `name.0.…`, `name.1.…`."""
     if name in attributes:
         return listed(attributes[name])
     tree: dict[str, Any] = {}

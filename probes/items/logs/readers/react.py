@@ -2,7 +2,7 @@
 
 `Question:` or `User:` begins a user's text, `System:` the system prompt, `Final Answer:` the last turn; lines
 without a label go on with the label before them, and text before the first one is the user's. An action is
-`Action: tool` with `Action Input: …`, or `Action: tool[input]`. A second `Question:` behind an action begins another
+`Action: tool` with `Action Input: …`, or `Action: tool[input]`. A second `Question:` after an action begins another
 transcript. Text has no error field: every outcome is unknown until a rule of the user says it.
 """
 
