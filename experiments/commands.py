@@ -57,7 +57,7 @@ _SUMMARIES: Mapping[str, Mapping[str, str]] = {
     },
     "rollouts": {
         "rollout": "let the model act under harnesses, bans and changed heads, and count what it repeats",
-        "predict": "whether G, copy and repeat probabilities before a step of a rollout tell that it repeats",
+        "predict": "whether G, copy and repeat probabilities before a step of a rollout predict that it repeats",
     },
     "tools": {
         "demo": "run the main job on the bundled model: measure, find heads, patch and knock out, draw",

@@ -1,4 +1,4 @@
-"""Cases for edits of every site at every kind of place, and for cuts."""
+"""Cases for edits of every site at every kind of place, and for knockouts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def site_edits(model: Model, where: Where, by_position: bool = True) -> dict[Sit
     return found
 
 
-def cuts(model: Model) -> dict[str, Intervention]:
+def knockouts(model: Model) -> dict[str, Intervention]:
     """Cuts of every kind, alone and with edits."""
     everything, late = all_heads(model), tuple(range(25, 33))
     z = noise(model, model.n_layers, len(ACTION), model.n_heads, model.d_head)
@@ -43,14 +43,14 @@ def cuts(model: Model) -> dict[str, Intervention]:
         "destinations from the sources on": knock_out_edges(HEADS, RECORD, tuple(range(6, len(LEFT)))),
         "under an ablation": scale_heads(HEADS, 0.3, "all") + knock_out_edges(everything, RECORD),
         "with patched heads": replace_heads(HEADS, z, "candidate") + knock_out_edges(everything, RECORD),
-        "two cuts that overlap": knock_out_edges(everything, RECORD)
+        "two knockouts that overlap": knock_out_edges(everything, RECORD)
         + knock_out_edges(HEADS, range(6, 20), late),
         "with an edit at the record": scale_heads(HeadSet(list(HEADS)[:1]), 0.0, RECORD)
         + knock_out_edges(HEADS, RECORD),
     }
 
 
-CUTS = (
+KNOCKOUTS = (
     "all heads",
     "some heads",
     "near sources, behind the shared beginning",
@@ -58,7 +58,7 @@ CUTS = (
     "destinations from the sources on",
     "under an ablation",
     "with patched heads",
-    "two cuts that overlap",
+    "two knockouts that overlap",
     "with an edit at the record",
 )
-"""The names that `cuts` gives."""
+"""The names that `knockouts` gives."""

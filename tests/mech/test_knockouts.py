@@ -36,7 +36,7 @@ from tests.mech_cases import (
     tiny_model,
 )
 from tests.mech_cases import one_thread as one_thread
-from tests.site_cases import CUTS, RECORD, cuts
+from tests.site_cases import KNOCKOUTS, RECORD, knockouts
 from tests.stock_edits import stock_logprobs
 from tests.tiny_models import SLIDING_WINDOW
 from tests.tolerances import FP32, FP64
@@ -47,11 +47,11 @@ QUERY = Query(LEFT, ACTION)
 
 
 @pytest.mark.parametrize(("family", "dtype"), MODELS)
-def test_cuts_packed_by_full_forward_and_by_plain_transformers(
+def test_knockouts_packed_by_full_forward_and_by_plain_transformers(
     family: str, dtype: str, tiny_folder: FolderFactory, tiny_hf_model: Callable[..., Any]
 ) -> None:
-    model, kinds = tiny_model(tiny_folder, family, dtype), cuts(tiny_model(tiny_folder, family, dtype))
-    assert tuple(kinds) == CUTS
+    model, kinds = tiny_model(tiny_folder, family, dtype), knockouts(tiny_model(tiny_folder, family, dtype))
+    assert tuple(kinds) == KNOCKOUTS
     queries = [QUERY] + [Query(LEFT, ACTION, kind) for kind in kinds.values()]
     found = Engine(model).score(queries)
     assert_scores(found, reference.score(model, queries), TOLERANCE[dtype])
@@ -66,14 +66,14 @@ def test_cuts_packed_by_full_forward_and_by_plain_transformers(
 
 @pytest.mark.parametrize("kind", ["some heads", "given destinations"])
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_queries_under_one_cut_share_what_they_may_whatever_the_trunk(
+def test_queries_under_one_knockout_share_what_they_may_whatever_the_prefix_cache(
     kind: str, family: str, tiny_folder: FolderFactory
 ) -> None:
     model = tiny_model(tiny_folder, family)
-    cut = cuts(model)[kind]
+    knockout = knockouts(model)[kind]
     queries = [
         Query(prompt, action, change)
-        for change in (cut, NOTHING)
+        for change in (knockout, NOTHING)
         for prompt, action in (
             (LEFT, ACTION),
             (LEFT, (100, 101, 7, 8)),
@@ -157,7 +157,7 @@ def test_a_row_without_an_edge_is_an_error_by_name(tiny_folder: FolderFactory) -
         assert n_torch_hooks(model) == before
 
 
-def test_a_row_whose_whole_window_is_cut_is_an_error(tiny_folder: FolderFactory) -> None:
+def test_a_row_whose_whole_window_is_knocked_out_is_an_error(tiny_folder: FolderFactory) -> None:
     model, last = tiny_model(tiny_folder, "gemma3"), len(LEFT) - 1
     window = range(last - SLIDING_WINDOW + 1, last + 1)
     for route in (Engine(model), Engine(model, slow=True)):
@@ -189,7 +189,7 @@ def test_a_cut_meets_the_scores_of_one_sequence_only(tiny_folder: FolderFactory)
 
 
 @pytest.mark.real_model
-def test_cuts_on_the_real_model(smollm2: Any) -> None:
+def test_knockouts_on_the_real_model(smollm2: Any) -> None:
     text = "The rye flour is out. Please order the rye flour, and then the"
     prompt = tuple(smollm2.tokenizer(text)["input_ids"])
     action = tuple(smollm2.tokenizer(" rye flour")["input_ids"])
