@@ -397,6 +397,69 @@ def test_a_claude_code_turn_may_go_on_behind_the_results_of_its_first_calls() ->
     assert {one.meta["repeated_next"] for one in items} == {"unknown"}
 
 
+def claude_code(*contents: tuple[str, Any] | tuple[str, Any, dict[str, Any]]) -> io.BytesIO:
+    """A session: (kind, content, further fields of the line)."""
+    lines = [
+        {
+            "type": kind,
+            "sessionId": "s",
+            "message": {"id": f"m{n}", "role": kind, "content": content},
+            **dict(*further),
+        }
+        for n, (kind, content, *further) in enumerate(contents)
+    ]
+    return of_lines(*lines)
+
+
+def used(name: str, /, **arguments: Any) -> tuple[str, list[dict[str, Any]]]:
+    return "assistant", [{"type": "tool_use", "id": name, "name": "t", "input": arguments}]
+
+
+def refused(name: str) -> tuple[str, list[dict[str, Any]]]:
+    return "user", [{"type": "tool_result", "tool_use_id": name, "content": f"no {name}", "is_error": True}]
+
+
+def test_what_claude_code_itself_or_a_sub_agent_says_is_no_turn_of_the_agent() -> None:
+    own = {"message": {"role": "assistant", "model": "<synthetic>", "content": "No response requested."}}
+    inner = {"parent_tool_use_id": "a"}
+    log = claude_code(
+        ("user", "Go."),
+        used("a"),
+        (*used("b"), inner),
+        (*refused("b"), inner),
+        refused("a"),
+        ("assistant", "", own),
+        ("user", "Go on."),
+        used("c"),
+    )
+    (item,), notes = imported(log, settings())
+    assert item.meta["repeated_next"] == "exact" and item.obs_fail == "no a"
+    assert [note.place for note in notes if note.why.startswith("a sub-agent's")] == ["line 3", "line 4"]
+    assert [note.place for note in notes if note.why.startswith("written by the program")] == ["line 6"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "fate"),
+    [
+        ({"is_error": False, "exit_code": 1}, "item"),
+        ({"is_error": False, "exit_code": 0}, "succeeded"),
+        ({"is_error": False, "exit_code": None}, "succeeded"),
+        ({"is_error": True, "exit_code": -1}, "item"),
+        ({"is_error": False, "exit_code": -1}, "unknown"),
+        ({"exit_code": -1}, "unknown"),
+    ],
+)
+def test_the_exit_code_decides_of_a_command_that_openhands_ran(seen: dict[str, Any], fate: str) -> None:
+    call = {"tool_name": "terminal", "tool_call_id": "a"}
+    log = of_lines(
+        {"kind": "MessageEvent", "llm_message": USER},
+        {"kind": "ActionEvent", **call, "tool_call": {"arguments": "{}"}},
+        {"kind": "ObservationEvent", **call, "observation": {"content": "x", **seen}},
+    )
+    _, notes = imported(log, settings())
+    assert [note.fate for note in calls(notes)] == [fate]
+
+
 def test_atif_steps_that_the_model_did_not_decide_give_no_item() -> None:
     value = json.loads((LOGS / "atif.json").read_text())
     for change in ({"is_copied_context": True}, {"llm_call_count": 0}):

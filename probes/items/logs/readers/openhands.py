@@ -4,7 +4,8 @@ With `kind`: `ActionEvent` (`tool_name`, `tool_call_id`, `tool_call.arguments`),
 `is_error`, `exit_code`), `AgentErrorEvent` (always a failure), `MessageEvent`, `SystemPromptEvent`; actions of one
 `llm_response_id` are one turn. Older: events with `action` and `args`, answered by events with `observation`,
 `content` and `cause`; `extras.metadata.exit_code` says whether a command failed, the observation `error` is a failure.
-Other events are skipped.
+`is_error` is false for every command that was run, so that the exit code decides where it is false; the code -1 is of a
+command that still runs, and leaves the outcome unknown. Other events are skipped.
 """
 
 from __future__ import annotations
@@ -112,10 +113,21 @@ def _newer_result(event: Mapping[str, Any], place: str) -> Events:
         content = fields.get("content", fields.get("output"))
         yield from other_parts(content, place)
         text = text_of(content)
-        failed, said_by = verdict(fields)
+        failed, said_by = _verdict(fields)
     name = named(event.get("tool_name"))
     result = Result(text, named(event.get("tool_call_id")), name, failed, said_by, None, fields)
     yield Turn("tool", place, results=(result,))
+
+
+def _verdict(fields: Mapping[str, Any]) -> tuple[Verdict, str]:
+    """What the fields of an observation say of its call."""
+    failed, said_by = verdict(fields)
+    if failed == "yes" and not said_by.startswith("exit_code="):
+        return failed, said_by
+    code = fields.get("exit_code")
+    if not isinstance(code, int) or isinstance(code, bool):
+        return failed, said_by
+    return ("unknown", "") if code == -1 else verdict({"exit_code": code})
 
 
 def _older_event(event: Mapping[str, Any], place: str, what: str) -> Events:
@@ -142,7 +154,7 @@ def _older_event(event: Mapping[str, Any], place: str, what: str) -> Events:
         yield skipped(place, what, f"no result of a call: {seen}")
         return
     fields = {**extras, **mapping(extras.get("metadata")), "observation": seen, "extras": extras}
-    failed, said_by = verdict(fields)
+    failed, said_by = _verdict(fields)
     if seen == "error":
         failed, said_by = "yes", "observation=error"
     result = Result(text_of(event.get("content")), named(event["cause"]), None, failed, said_by, None, fields)
