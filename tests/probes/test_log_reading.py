@@ -491,6 +491,79 @@ def test_a_torn_first_line_and_a_torn_document_are_told_apart() -> None:
     assert items == [] and notes[0].place == "document" and "no JSON" in notes[0].why
 
 
+@pytest.mark.parametrize(
+    "noise", ["(node:1) Warning: old", "[12:00] started\n[12:01] INFO", "{torn: 1}\n\n{x"]
+)
+def test_json_lines_may_follow_lines_of_text(noise: str) -> None:
+    lines = [USER, asked(("a", {})), {**answered("a", "no"), "is_error": True}]
+    raw = "\n".join([noise, *map(json.dumps, lines)])
+    (item,), notes = imported(io.BytesIO(raw.encode()), settings())
+    assert item.obs_fail == "no" and item.meta["place"] == f"line {noise.count(chr(10)) + 3}"
+    assert sum(note.what == "record" for note in notes) == raw.count("\n") + 1
+
+
+def test_json_in_front_of_a_text_log_leaves_it_a_text_log() -> None:
+    raw = b'You have tools.\n{"name": "f"}\nQuestion: Who?\nAction: f[x]\nObservation: none\n'
+    (item,), _ = imported(io.BytesIO(raw), settings("content=none"))
+    assert item.template == "react" and item.goal == 'You have tools.\n{"name": "f"}\nWho?'
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"", "it is empty"),
+        (b"\x1f\x8b\x08\0\n{}\n", "it is packed (gzip): unpack it first"),
+        ("{}\n{}".encode("utf-16"), "it is UTF-16 text: convert it to UTF-8"),
+    ],
+)
+def test_a_file_that_holds_no_text_in_utf8_is_one_record_with_what_to_do(raw: bytes, why: str) -> None:
+    _, notes = imported(io.BytesIO(raw), settings())
+    assert [(note.what, note.why) for note in notes] == [("record", why)]
+
+
+def test_calls_that_are_not_the_agents_and_results_before_its_first_turn_are_reported() -> None:
+    log = of_lines(answered("a", "early"), USER, {**asked(("b", {})), "role": "user"}, asked(("c", {})))
+    _, notes = imported(log, settings(), log_format="openai")
+    assert "it stands before the agent's first turn" in reasons(notes, "result")
+    assert reasons(notes, "call") == ["t: a call in a turn of the role user", "no result in the log"]
+    value = json.loads((LOGS / "atif.json").read_text())
+    steps = [{**step, "source": "system"} for step in value["steps"]]
+    _, notes = imported(of_lines({**value, "steps": steps}), settings())
+    assert [note.why for note in calls(notes)] == [
+        f"{name}: a call in a turn of the role system" for name in ("search", "open", "open")
+    ]
+
+
+def test_an_atif_result_without_a_call_beside_others_answers_none() -> None:
+    made = [{"tool_call_id": name, "function_name": "t", "arguments": {}} for name in "ab"]
+    said = [{"source_call_id": None, "content": "notice"}, {"source_call_id": "a", "content": "A"}]
+    steps = [
+        {"source": "user", "message": "Go."},
+        {"source": "agent", "message": "", "tool_calls": made, "observation": {"results": said}},
+    ]
+    _, notes = imported(of_lines({"schema_version": "ATIF-v1.7", "steps": steps}), settings())
+    assert [(note.fate, note.text) for note in calls(notes)] == [("unknown", "t: A"), ("skipped", "t: ")]
+
+
+def test_a_demonstration_of_swe_agent_hides_no_message_behind_it() -> None:
+    said = [
+        ("user", "demo", True),
+        ("assistant", "ls", True),
+        ("user", "a.py", True),
+        ("user", "The issue.", False),
+    ]
+    value = {
+        "trajectory": [{"action": "f", "observation": "no", "thought": ""}],
+        "history": [{"role": role, "content": text, "is_demo": demo} for role, text, demo in said],
+    }
+    (item,), _ = imported(of_lines(value), settings("content=no"))
+    assert (item.goal, item.prefix_actions, item.prefix_observations) == (
+        "demo",
+        ("ls",),
+        ("a.py\nThe issue.",),
+    )
+
+
 def test_documents_that_stand_one_behind_another_are_all_read() -> None:
     spans = [
         span
@@ -590,7 +663,6 @@ def test_what_no_format_knows_is_skipped_with_every_record() -> None:
     items, notes = imported(of_lines({"x": 1}, 3, {"y": 2}), settings())
     assert items == [] and [note.place for note in notes] == ["line 1", "line 2", "line 3"]
     assert all("no format is recognised" in note.why for note in notes)
-    assert imported(io.BytesIO(b""), settings()) == ([], [])
 
 
 def test_a_log_that_is_missing_is_refused_by_name() -> None:

@@ -131,6 +131,8 @@ class Transcript:
             for _ in turn.results:
                 yield skipped(turn.place, "result", "a result in a turn of the agent")
             return
+        for call in turn.calls:
+            yield skipped(turn.place, "call", f"{call.name}: a call in a turn of the role {turn.role}")
         for result in turn.results:
             yield from self._answer(result, turn.place)
         if not turn.text.strip():
@@ -177,14 +179,15 @@ class Transcript:
         elif result.name is not None:
             waiting = [one for one in waiting if one.call.name == result.name] or waiting
         if step is None or not waiting:
+            if step is None:
+                yield skipped(place, "result", "it stands before the agent's first turn")
+                return
             yield skipped(place, "result", "no open call that it answers (its text stays in the context)")
-            if step is not None:
-                self._keep(step.said, result.content)
+            self._keep(step.said, result.content)
         else:
             waiting[0].result = result
             self._length += len(result.content)
-        if step is not None:
-            step.answered = True
+        step.answered = True
 
     def _close(self) -> Iterator[Note]:
         """End the step that is being read: what its calls were, and how they repeat the failures of the last one."""

@@ -48,7 +48,7 @@ def _read(
     path: str, name: str, settings: Settings, standard_input: IO[bytes], log_format: str | None
 ) -> Iterator[Note | Item]:
     with opened(path, standard_input) as stream:
-        source = records(stream, path, text=log_format in TEXT_FORMATS)
+        source = records(stream, path, lambda one: recognise([one]) is not None, log_format in TEXT_FORMATS)
         if log_format is None:
             ahead: list[Record | Note] = []
             for one in source:

@@ -1,10 +1,10 @@
 """ATIF, the Agent Trajectory Interchange Format (`schema_version: ATIF-v1.…`): one JSON document a trajectory.
 
 `steps[]` have a `source` (system, user, agent), a `message`, `tool_calls[]` (`tool_call_id`, `function_name`,
-`arguments`) and `observation.results[]` (`source_call_id`, `content`). The format has no error field; `is_error` in
-the `extra` of a result (also under the name `tool_result_is_error`) is read, with the other fields of a failure.
-Steps that were copied from an earlier trajectory, or dispatched without the model, stay in the context and give no
-item.
+`arguments`) and `observation.results[]` (`source_call_id`, `content`). A result without `source_call_id` beside others
+that have one is of no call. The format has no error field; `is_error` in the `extra` of a result (also under the name
+`tool_result_is_error`) is read, with the other fields of a failure. Steps that were copied from an earlier trajectory,
+or dispatched without the model, stay in the context and give no item.
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ def _step(step: Any, place: str) -> Events:
             yield skipped(place, "call", "it has no function_name")
     yield Turn(role, place, text_of(step.get("message")), tuple(calls))
     answers = listed(mapping(step.get("observation")).get("results"))
+    named_ones = any(named(mapping(one).get("source_call_id")) for one in answers)
     for one in map(mapping, answers):
         yield from other_parts(one.get("content"), place)
-        if calls:
+        if calls and (named(one.get("source_call_id")) or not named_ones):
             yield Turn("tool", place, results=(_result(one),))
         elif text_of(one.get("content")):
             yield Turn("user", place, text_of(one.get("content")))

@@ -106,19 +106,15 @@ def turns(message: Mapping[str, Any], place: str) -> Events:
     yield from other_parts(content, place)
     if role == "tool":
         yield Turn("tool", place, results=(_result(message, text_of(content)),))
-    elif role == "assistant":
-        calls = [
-            call for one in listed(message.get("tool_calls")) for call in [call_of(one)] if call is not None
-        ]
-        for one in listed(message.get("tool_calls")):
-            if call_of(one) is None:
-                yield skipped(place, "call", "it has no function name")
-        if message.get("function_call"):
-            alone = call_of({"function": message["function_call"]})
-            calls += [] if alone is None else [alone]
-        yield Turn("assistant", place, text_of(content), tuple(calls))
-    else:
-        yield Turn(role, place, text_of(content))
+        return
+    made = [*listed(message.get("tool_calls"))]
+    if message.get("function_call"):
+        made.append({"function": message["function_call"]})
+    calls = [call_of(one) for one in made]
+    for call in calls:
+        if call is None:
+            yield skipped(place, "call", "it has no function name")
+    yield Turn(role, place, text_of(content), tuple(call for call in calls if call is not None))
 
 
 def call_of(value: Any) -> Call | None:
