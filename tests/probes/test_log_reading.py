@@ -460,6 +460,48 @@ def test_the_exit_code_decides_of_a_command_that_openhands_ran(seen: dict[str, A
     assert [note.fate for note in calls(notes)] == [fate]
 
 
+def test_calls_of_older_openhands_events_are_those_that_the_model_wrote() -> None:
+    def events(reply: str, number: int, command: str, blocking: bool, code: int) -> list[dict[str, Any]]:
+        tool = {"name": "execute_bash", "arguments": json.dumps({"command": command})}
+        call = {"id": f"c{number}", "type": "function", "function": tool}
+        response = {"id": reply, "choices": [{"message": {"role": "assistant", "tool_calls": [call]}}]}
+        made = {"function_name": "execute_bash", "tool_call_id": f"c{number}", "model_response": response}
+        own = {"command": command, "thought": "", "blocking": blocking, "cwd": None}
+        return [
+            {"id": number, "source": "agent", "action": "run", "args": own, "tool_call_metadata": made},
+            {
+                "source": "agent",
+                "observation": "run",
+                "content": "x",
+                "cause": number,
+                "extras": {"metadata": {"exit_code": code}},
+            },
+        ]
+
+    request = {"source": "user", "action": "message", "args": {"content": "Go."}}
+    log = [
+        request,
+        *events("r1", 1, "ls a", True, 2),
+        *events("r1", 2, "pwd", True, 0),
+        *events("r2", 3, "ls a", False, 0),
+    ]
+    (item,), _ = imported(of_lines(log), settings())
+    assert item.failed_action == '{"name": "execute_bash", "arguments": {"command": "ls a"}}'
+    assert (item.meta["parallel_calls"], item.meta["repeated_next"]) == (1, "exact")
+    for event in log:
+        event.pop("tool_call_metadata", None)
+    (item,), _ = imported(of_lines(log), settings())
+    assert item.meta["call"]["arguments"] == {"command": "ls a", "cwd": None}
+
+
+@pytest.mark.parametrize("name", ["²", "9" * 5000, "1." * 3000])
+def test_no_name_of_an_attribute_breaks_the_spans(name: str) -> None:
+    role = {f"llm.input_messages.{index}.message.role": "user" for index in (name, "0")}
+    span = {"name": "llm", "attributes": {"openinference.span.kind": "LLM", **role}}
+    _, notes = imported(of_lines(span), settings())
+    assert [note.what for note in notes] == ["file", "span", "record"]
+
+
 def test_atif_steps_that_the_model_did_not_decide_give_no_item() -> None:
     value = json.loads((LOGS / "atif.json").read_text())
     for change in ({"is_copied_context": True}, {"llm_call_count": 0}):

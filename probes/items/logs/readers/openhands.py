@@ -3,7 +3,9 @@
 With `kind`: `ActionEvent` (`tool_name`, `tool_call_id`, `tool_call.arguments`), `ObservationEvent` (`observation` with
 `is_error`, `exit_code`), `AgentErrorEvent` (always a failure), `MessageEvent`, `SystemPromptEvent`; actions of one
 `llm_response_id` are one turn. Older: events with `action` and `args`, answered by events with `observation`,
-`content` and `cause`; `extras.metadata.exit_code` says whether a command failed, the observation `error` is a failure.
+`content` and `cause`; the call is taken as the model wrote it where `tool_call_metadata.model_response` has it, whose
+`id` tells the calls of one turn, else from `args` without what the program adds. `extras.metadata.exit_code` says
+whether a command failed, the observation `error` is a failure.
 `is_error` is false for every command that was run, so that the exit code decides where it is false; the code -1 is of a
 command that still runs, and leaves the outcome unknown. Other events are skipped.
 """
@@ -16,9 +18,11 @@ from typing import Any
 from probes.items.logs.content import listed, mapping, named, other_parts, text_of
 from probes.items.logs.documents import parse_arguments
 from probes.items.logs.failure import verdict
+from probes.items.logs.readers.openai import call_of
 from probes.items.logs.transcript import Call, Events, Opened, Record, Result, Role, Turn, Verdict, skipped
 
 _NO_CALLS = ("recall", "change_agent_state", "null", "condensation")
+_ADDED = ("thought", "blocking", "confirmation_state", "hidden", "impl_source", "is_static")
 _NO_RESULTS = ("agent_state_changed", "recall", "null", "think", "user_rejected")
 
 
@@ -143,11 +147,9 @@ def _older_event(event: Mapping[str, Any], place: str, what: str) -> Events:
             yield skipped(place, what, f"no call of the agent: {action}")
         else:
             made = mapping(event.get("tool_call_metadata"))
-            tool = named(made.get("function_name")) or action
-            thought = text_of(arguments.get("thought"))
-            given = {name: value for name, value in arguments.items() if name != "thought"}
-            call = Call(tool, given, named(event.get("id")))
-            yield Turn("assistant", place, thought, (call,))
+            call = _older_call(made, action, arguments, named(event.get("id")))
+            key = named(mapping(made.get("model_response")).get("id"))
+            yield Turn("assistant", place, text_of(arguments.get("thought")), (call,), key=key)
         return
     seen, extras = str(event["observation"]), mapping(event.get("extras"))
     if seen in _NO_RESULTS or event.get("cause") is None:
@@ -159,3 +161,17 @@ def _older_event(event: Mapping[str, Any], place: str, what: str) -> Events:
         failed, said_by = "yes", "observation=error"
     result = Result(text_of(event.get("content")), named(event["cause"]), None, failed, said_by, None, fields)
     yield Turn("tool", place, results=(result,))
+
+
+def _older_call(
+    made: Mapping[str, Any], action: str, arguments: Mapping[str, Any], event_id: str | None
+) -> Call:
+    """The call of an older event: the model's own, else the program's action."""
+    choices = listed(mapping(made.get("model_response")).get("choices"))
+    message = mapping(mapping(choices[0]).get("message")) if choices else {}
+    for one in listed(message.get("tool_calls")):
+        call = call_of(one)
+        if call is not None and call.id is not None and call.id == named(made.get("tool_call_id")):
+            return Call(call.name, call.arguments, event_id, call.written)
+    given = {name: value for name, value in arguments.items() if name not in _ADDED}
+    return Call(named(made.get("function_name")) or action, given, event_id)
