@@ -358,7 +358,7 @@ def test_a_log_of_one_side_alone_keeps_no_more_than_its_context() -> None:
         assert list(made.add(Turn("user", "line 1", "x" * 10))) == []
     for _ in range(50):
         assert list(made.add(Turn("assistant", "line 2", "y" * 10))) == []
-    assert len(made._goal) == 10 and made._step is not None and made._step.texts == []
+    assert len(made._context.goal) == 10 and made._step is not None and made._step.texts == []
 
 
 def test_arguments_that_no_item_file_could_hold_are_kept_as_text(tmp_path: Path) -> None:
@@ -500,6 +500,25 @@ def test_no_name_of_an_attribute_breaks_the_spans(name: str) -> None:
     span = {"name": "llm", "attributes": {"openinference.span.kind": "LLM", **role}}
     _, notes = imported(of_lines(span), settings())
     assert [note.what for note in notes] == ["file", "span", "record"]
+
+
+def test_a_summary_takes_the_place_of_what_stands_before_it() -> None:
+    log = claude_code(
+        ("user", "Go."),
+        used("a"),
+        refused("a"),
+        used("b"),
+        refused("b"),
+        ("user", "Summary: nothing works.", {"isCompactSummary": True}),
+        used("c"),
+        refused("c"),
+        used("d"),
+    )
+    items, _ = imported(log, settings())
+    assert [one.goal for one in items] == ["Go.", "Go.", "Summary: nothing works."]
+    assert [len(one.prefix_actions) for one in items] == [0, 1, 0]
+    assert [one.meta["repeated_next"] for one in items] == ["exact", "unknown", "exact"]
+    assert len({one.task_id for one in items}) == 1 and len({one.item_id for one in items}) == 3
 
 
 def test_atif_steps_that_the_model_did_not_decide_give_no_item() -> None:

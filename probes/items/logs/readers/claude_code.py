@@ -3,8 +3,8 @@
 Lines of one `message.id` are one turn. A failed call has `is_error: true`; the program writes no `is_error` for many
 tools that succeeded, so that a result without it did. Lines of sub-agents (`isSidechain`, or `parent_tool_use_id` in
 the stream of a run), of errors of the API, of the program itself (model `<synthetic>`) and of other types than `user`
-and `assistant` are skipped. The system prompt is not in the log. Lines are taken in the file's order: a session that
-was wound back holds both branches.
+and `assistant` are skipped. A summary (`isCompactSummary`) takes the place of all that stands before it. The system
+prompt is not in the log. Lines are taken in the file's order: a session that was wound back holds both branches.
 """
 
 from __future__ import annotations
@@ -46,7 +46,12 @@ def read(records: Iterable[Record]) -> Events:
             message = {"role": line["type"], **line["message"]}
             further = {key: line[key] for key in ("toolUseResult", "tool_use_result") if key in line}
             yield from anthropic.turns(
-                message, place, named(message.get("id")), further, unmarked_succeeded=True
+                message,
+                place,
+                named(message.get("id")),
+                further,
+                unmarked_succeeded=True,
+                restarts=line.get("isCompactSummary") is True,
             )
 
 
