@@ -521,6 +521,34 @@ def test_a_summary_takes_the_place_of_what_stands_before_it() -> None:
     assert len({one.task_id for one in items}) == 1 and len({one.item_id for one in items}) == 3
 
 
+@pytest.mark.parametrize(
+    "log",
+    [
+        of_lines(USER, {**asked(("a", {})), "reasoning_content": "r"}),
+        of_lines({"type": "ai", "content": "", "additional_kwargs": {"reasoning_content": "r"}}),
+        of_lines({"kind": "ActionEvent", "tool_name": "t", "reasoning_content": "r"}),
+        of_lines({"trajectory": [{"action": "a", "observation": "b", "reasoning_content": "r"}]}),
+        of_lines({"schema_version": "ATIF-v1", "steps": [{"source": "agent", "reasoning_content": "r"}]}),
+        of_lines(
+            {
+                "trajectory_format": "mini-swe-agent-1.1",
+                "messages": [{"role": "assistant", "content": "", "reasoning_content": "r"}],
+            }
+        ),
+    ],
+)
+def test_reasoning_beside_a_content_is_counted_as_skipped(log: io.BytesIO) -> None:
+    assert reasons(imported(log, settings())[1], "part") == ["no text: reasoning_content"]
+
+
+def test_messages_of_a_span_that_were_cut_off_are_reported() -> None:
+    cut = json.dumps([{"role": "user", "parts": [{"type": "text", "content": "hi"}]}])[:-9]
+    span = {"name": "chat", "attributes": {"gen_ai.input.messages": cut}}
+    _, notes = imported(of_lines(span), settings())
+    assert reasons(notes, "part") == ["gen_ai.input.messages is no JSON (was it cut off?)"]
+    assert reasons(notes, "span") == ["no messages and no call in it: chat"]
+
+
 def test_atif_steps_that_the_model_did_not_decide_give_no_item() -> None:
     value = json.loads((LOGS / "atif.json").read_text())
     for change in ({"is_copied_context": True}, {"llm_call_count": 0}):

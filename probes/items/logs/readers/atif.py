@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from probes.items.logs.content import listed, mapping, named, other_parts, text_of
+from probes.items.logs.content import listed, mapping, named, other_fields, other_parts, text_of
 from probes.items.logs.failure import error_type, verdict
 from probes.items.logs.readers.openai import declared
 from probes.items.logs.transcript import Call, Events, Opened, Record, Result, Role, Turn, skipped
@@ -49,8 +49,7 @@ def _step(step: Any, place: str) -> Events:
         yield skipped(place, "message", f"unknown source: {mapping(step).get('source')}")
         return
     yield from other_parts(step.get("message"), place)
-    if step.get("reasoning_content"):
-        yield skipped(place, "part", "no text: reasoning_content")
+    yield from other_fields(step, place)
     left_out = ""
     if step.get("is_copied_context") is True:
         left_out = "copied from an earlier trajectory"

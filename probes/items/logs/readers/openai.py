@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from probes.items.logs.content import listed, mapping, named, other_parts, text_of
+from probes.items.logs.content import listed, mapping, named, other_fields, other_parts, text_of
 from probes.items.logs.documents import parse_arguments
 from probes.items.logs.failure import error_type, verdict
 from probes.items.logs.transcript import Call, Events, Note, Opened, Record, Result, Role, Turn, skipped
@@ -104,6 +104,7 @@ def turns(message: Mapping[str, Any], place: str) -> Events:
         yield skipped(place, "message", f"unknown role: {message.get('role')}")
         return
     yield from other_parts(content, place)
+    yield from other_fields(message, place)
     if role == "tool":
         yield Turn("tool", place, results=(_result(message, text_of(content)),))
         return

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from probes.items.logs.content import listed, mapping, named, other_parts, text_of
+from probes.items.logs.content import listed, mapping, named, other_fields, other_parts, text_of
 from probes.items.logs.documents import parse_arguments
 from probes.items.logs.failure import verdict
 from probes.items.logs.readers.openai import call_of
@@ -81,6 +81,7 @@ def _newer_event(event: Mapping[str, Any], place: str, what: str) -> Events:
             yield skipped(place, what, f"unknown role: {role}")
             return
         yield from other_parts(message.get("content"), place)
+        yield from other_fields(message, place)
         text = text_of([*listed(message.get("content")), *listed(event.get("extended_content"))])
         if isinstance(message.get("content"), str):
             text = message["content"]
@@ -99,6 +100,8 @@ def _newer_event(event: Mapping[str, Any], place: str, what: str) -> Events:
             tool, arguments, named(event.get("tool_call_id")), written if isinstance(written, str) else None
         )
         key = named(event.get("llm_response_id"))
+        yield from other_parts(event.get("thought"), place)
+        yield from other_fields(event, place)
         yield Turn("assistant", place, text_of(event.get("thought")), (made,), key=key)
     elif kind in ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation"):
         yield from _newer_result(event, place)

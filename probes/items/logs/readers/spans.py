@@ -124,7 +124,7 @@ def as_json(value: Any) -> Any:
 
 
 Conversation = tuple[list[Turn], tuple[str, ...], list[Note]]
-"""The turns of a model call's span, the declared tools, and notes of parts that are not used."""
+"""The turns of a model call's span (none where they cannot be read), its tools, and notes of parts not used."""
 
 
 def read_spans(
@@ -152,6 +152,7 @@ def read_spans(
             elif found is not None and found[0]:
                 yield _kept(threads, span, found)
             else:
+                yield from found[2] if found is not None else ()
                 yield skipped(span.place, "span", f"no messages and no call in it: {span.name}")
         if empty:
             yield skipped(record.place, "record", "no span")

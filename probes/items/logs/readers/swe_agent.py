@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from probes.items.logs.content import listed, mapping, named, text_of
+from probes.items.logs.content import listed, mapping, named, other_fields, text_of
 from probes.items.logs.failure import verdict
 from probes.items.logs.transcript import Call, Events, Opened, Record, Result, Turn, skipped
 
@@ -52,6 +52,7 @@ def _before(value: Mapping[str, Any], first: Mapping[str, Any], place: str) -> E
 
 
 def _step(step: Mapping[str, Any], place: str) -> Events:
+    yield from other_fields(step, place)
     action = text_of(step.get("action")).strip()
     thought = text_of(step.get("thought") or ("" if action else step.get("response"))).strip()
     if not action:
