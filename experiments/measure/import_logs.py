@@ -111,6 +111,8 @@ class Account:
             f"calls: {sum(fates.values())} = {fates[ITEM]} failed and are items + {fates[SUCCEEDED]} succeeded "
             f"+ {fates[UNDECIDED]} of unknown outcome + {fates[SKIPPED]} skipped"
         )
+        if self.formats and not any(fates.values()):
+            yield "no call was found: is that the format of the logs? (--format names another)"
         if fates[ITEM]:
             yield f"items: {fates[ITEM]} in {self.clusters} logs (the clusters of intervals)"
             yield f"repeated in the next turn: {self._by('repeated_next')}"

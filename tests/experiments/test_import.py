@@ -209,3 +209,8 @@ def test_standard_input_may_be_closed(tmp_path: Path, capsys: Any, monkeypatch: 
     assert run(capsys, ALL[0], "--out", tmp_path / "items.jsonl")[0] == 0
     code, _, error = run(capsys, "-", "--out", tmp_path / "none.jsonl")
     assert code == 2 and "Standard input is closed" in error
+
+
+def test_a_wrong_format_is_asked_about(tmp_path: Path, capsys: Any) -> None:
+    code, out, _ = run(capsys, LOGS / "openai.jsonl", "--out", tmp_path / "x", "--format", "react")
+    assert code == 1 and "no call was found: is that the format of the logs?" in out
