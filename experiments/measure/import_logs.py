@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import os
 import sys
@@ -74,7 +75,9 @@ class Account:
     places: list[str] = field(default_factory=list)
     items: Counter[tuple[str, str]] = field(default_factory=Counter)
     clusters: int = 0
+    copies: int = 0
     _last_cluster: str = ""
+    _seen: dict[bytes, str] = field(default_factory=dict)  # digest of a decision point: its cluster
 
     def note(self, name: str, note: Note) -> None:
         """Count a note of the log of that name."""
@@ -100,6 +103,9 @@ class Account:
             self.items[key, item.meta[key]] += 1
         self.clusters += item.task_id != self._last_cluster
         self._last_cluster = item.task_id
+        shown = (item.goal, item.prefix_actions, item.prefix_observations, item.failed_action, item.obs_fail)
+        digest = hashlib.sha256(repr(shown).encode()).digest()[:16]
+        self.copies += self._seen.setdefault(digest, item.task_id) != item.task_id
 
     def lines(self) -> Iterator[str]:
         """The account in sentences."""
@@ -115,6 +121,8 @@ class Account:
             yield "no call was found: is that the format of the logs? (--format names another)"
         if fates[ITEM]:
             yield f"items: {fates[ITEM]} in {self.clusters} logs (the clusters of intervals)"
+            if self.copies:
+                yield f"copies: {self.copies} items stand word for word in an earlier log, too (a copied session?)"
             yield f"repeated in the next turn: {self._by('repeated_next')}"
             yield f"neutral text: {self._by('neutral_from')}; success text: {self._by('success_from')}"
         for (what, fate, why), n in self.reasons.most_common(SHOWN):

@@ -214,3 +214,13 @@ def test_standard_input_may_be_closed(tmp_path: Path, capsys: Any, monkeypatch: 
 def test_a_wrong_format_is_asked_about(tmp_path: Path, capsys: Any) -> None:
     code, out, _ = run(capsys, LOGS / "openai.jsonl", "--out", tmp_path / "x", "--format", "react")
     assert code == 1 and "no call was found: is that the format of the logs?" in out
+
+
+def test_copies_of_a_session_are_counted(tmp_path: Path, capsys: Any) -> None:
+    log = LOGS / "claude_code.jsonl"
+    copy = tmp_path / "copy.jsonl"
+    copy.write_text(log.read_text())
+    _, out, _ = run(capsys, log, "--out", tmp_path / "x")
+    assert "copies:" not in out
+    _, out, _ = run(capsys, log, copy, "--out", tmp_path / "x")
+    assert "copies: 2 items stand word for word in an earlier log" in out and "items: 4 in 2 logs" in out
