@@ -549,6 +549,36 @@ def test_messages_of_a_span_that_were_cut_off_are_reported() -> None:
     assert reasons(notes, "span") == ["no messages and no call in it: chat"]
 
 
+def test_a_mark_that_is_no_boolean_leaves_a_claude_code_call_unknown() -> None:
+    odd = [{"type": "tool_result", "tool_use_id": "a", "content": "x", "is_error": "true"}]
+    _, notes = imported(claude_code(("user", "Go."), used("a"), ("user", odd)), settings())
+    assert [note.fate for note in calls(notes)] == ["unknown"]
+
+
+def test_two_runs_of_a_trace_that_begin_alike_are_two_logs() -> None:
+    def part(**fields: Any) -> list[dict[str, Any]]:
+        return [{"role": fields.pop("role"), "parts": [fields]}]
+
+    def chat(start: str, given: list[Any], out: list[Any]) -> dict[str, Any]:
+        texts = {"gen_ai.input.messages": json.dumps(given), "gen_ai.output.messages": json.dumps(out)}
+        return {"name": "chat", "trace_id": "T", "start_time": start, "attributes": texts}
+
+    def tool(call_id: str) -> dict[str, Any]:
+        attributes = {"gen_ai.tool.call.id": call_id, "error.type": "E", "gen_ai.tool.call.result": "no"}
+        return {"name": "execute_tool", "trace_id": "T", "attributes": attributes}
+
+    request = part(role="user", type="text", content="Go.")
+    one, two, other = (part(role="assistant", type="tool_call", name="f", id=name) for name in "abc")
+    again = [*request, *one, *part(role="tool", type="tool_call_response", id="a", response="no")]
+    spans = [chat("1", request, one), chat("3", request, other), chat("2", again, two), *map(tool, "abc")]
+    items, _ = imported(of_lines(*spans), settings())
+    assert [(item.task_id, item.meta["call"]["id"]) for item in items] == [
+        ("log, T", "a"),
+        ("log, T", "b"),
+        ("log #2, T, thread 2", "c"),
+    ]
+
+
 def test_atif_steps_that_the_model_did_not_decide_give_no_item() -> None:
     value = json.loads((LOGS / "atif.json").read_text())
     for change in ({"is_copied_context": True}, {"llm_call_count": 0}):

@@ -70,7 +70,7 @@ def turns(
             yield from other_parts(inner, place)
             fields = {**(further or {}), **{one: value for one, value in block.items() if one != "content"}}
             failed, said_by = verdict({"is_error": block.get("is_error")})
-            if failed == "unknown" and unmarked_succeeded:
+            if block.get("is_error") is None and unmarked_succeeded:
                 failed, said_by = "no", "no is_error"
             call_id = named(block.get("tool_use_id"))
             results.append(Result(text_of(inner), call_id, None, failed, said_by, error_type(fields), fields))
