@@ -579,6 +579,19 @@ def test_two_runs_of_a_trace_that_begin_alike_are_two_logs() -> None:
     ]
 
 
+@pytest.mark.parametrize("written", ['{"a": 1, "a": 2}', '{"a": NaN}', '{"a": "\\ud83d"}', "[1]", "{'a': 1}"])
+def test_arguments_that_an_object_would_change_are_kept_as_text(written: str) -> None:
+    call = {"id": "a", "function": {"name": "t", "arguments": written}}
+    (item,), _ = imported(of_lines(USER, {"role": "assistant", "tool_calls": [call]}, FAILED), settings())
+    assert item.meta["call"]["arguments"] == written
+
+
+def test_marked_calls_may_be_answered_by_the_role_tool() -> None:
+    marked = {"role": "assistant", "content": "ls /a", "failed": True}
+    (item,), _ = imported(of_lines(USER, marked, {"role": "tool", "content": "no"}), settings())
+    assert (item.template, item.failed_action, item.obs_fail) == ("plain", "ls /a", "no")
+
+
 def test_atif_steps_that_the_model_did_not_decide_give_no_item() -> None:
     value = json.loads((LOGS / "atif.json").read_text())
     for change in ({"is_copied_context": True}, {"llm_call_count": 0}):
@@ -702,7 +715,7 @@ def test_documents_that_stand_one_behind_another_are_all_read() -> None:
 def test_halves_of_surrogate_pairs_and_bytes_that_are_no_utf8_are_replaced_and_noted(tmp_path: Path) -> None:
     failed = answered("a", "cut \ud83d", is_error=True)
     items, notes = imported(of_lines(USER, asked(("a", {"x": "\udc00"})), failed), settings())
-    assert items[0].obs_fail == "cut \ufffd" and "\ufffd" in items[0].failed_action
+    assert items[0].obs_fail == "cut \ufffd" and items[0].meta["call"]["arguments"] == '{"x": "\\udc00"}'
     assert [note.place for note in notes if note.fate == "changed"] == ["line 3"]
     dump_items(items, tmp_path / "items.jsonl")
     text = b"Question: go\nAction: f[\xff]\nObservation: bad\n"

@@ -99,12 +99,12 @@ def parse(raw: bytes) -> tuple[Any, list[str]]:
 
 
 def parse_arguments(text: str) -> Any:
-    """The object that a text of arguments says; the text itself where it says none."""
+    """The object that a text of arguments says; the text itself where it says none, or one that no file could hold."""
     try:
-        value, _ = parse(text.encode("utf-8", "replace"))
+        value, faults = parse(text.encode("utf-8", "replace"))
     except NotJson:
         return text
-    return value if isinstance(value, dict) else text
+    return value if isinstance(value, dict) and not faults else text
 
 
 def _clean(value: Any) -> Any:

@@ -30,7 +30,8 @@ def recognises(value: Any) -> bool:
     return any(
         message.get("tool_calls")
         or message.get("function_call")
-        or message.get("role") in ("tool", "function")
+        or (message.get("role") == "tool" and "tool_call_id" in message)
+        or message.get("role") == "function"
         for message in messages_of(value)
     )
 
