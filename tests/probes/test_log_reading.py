@@ -677,6 +677,22 @@ def test_an_atif_result_without_a_call_beside_others_answers_none() -> None:
     assert [(note.fate, note.text) for note in calls(notes)] == [("unknown", "t: A"), ("skipped", "t: ")]
 
 
+def test_several_atif_results_of_a_call_are_one_and_fail_if_one_of_them_did() -> None:
+    made = [{"tool_call_id": "a", "function_name": "t", "arguments": {}}]
+    said = [
+        {"source_call_id": "a", "content": None, "extra": {"is_error": False}},
+        {"source_call_id": "a", "content": "lost", "extra": {"is_error": True, "error_type": "net"}},
+        {"source_call_id": "a", "content": "twice"},
+    ]
+    steps = [
+        {"source": "user", "message": "Go."},
+        {"source": "agent", "message": "", "tool_calls": made, "observation": {"results": said}},
+    ]
+    (item,), notes = imported(of_lines({"schema_version": "ATIF-v1.7", "steps": steps}), settings())
+    assert (item.obs_fail, item.error_type, item.meta["failed_by"]) == ("lost\ntwice", "net", "is_error=true")
+    assert not reasons(notes, "result")
+
+
 def test_a_demonstration_of_swe_agent_hides_no_message_behind_it() -> None:
     said = [
         ("user", "demo", True),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from probes.items.logs.content import listed, mapping, named, other_fields, text_of
+from probes.items.logs.content import listed, mapping, named, other_fields, other_parts, text_of
 from probes.items.logs.failure import verdict
 from probes.items.logs.transcript import Call, Events, Opened, Record, Result, Turn, skipped
 
@@ -46,6 +46,7 @@ def _before(value: Mapping[str, Any], first: Mapping[str, Any], place: str) -> E
         if role == "tool" and demonstrated:
             role = "user"
         if role in ("system", "user", "assistant"):
+            yield from other_parts(message.get("content"), f"{place}, {name}[{index}]")
             yield Turn(role, f"{place}, {name}[{index}]", text_of(message.get("content")))
         else:
             yield skipped(f"{place}, {name}[{index}]", "message", f"unknown role: {role}")
