@@ -75,7 +75,6 @@ def report(context: Troubled, tables: Tables) -> Report:
 
 STUDY = ItemStudy(
     "troubled",
-    "log-probabilities of some items, with trouble on the way",
     "backfire troubled --out runs/troubled",
     TroubledConfig,
     rows="troubled",

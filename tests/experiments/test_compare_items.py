@@ -269,5 +269,5 @@ def test_runs_whose_first_arm_differs_are_no_doses_of_one_change(scoring: Callab
     dose_run(Path("hide4"), 4, first="aaab")
     scoring("hide8", "hide4").sentence("differ in their first arm (verbatim)")
     dose_run(Path("more8"), 8)
-    scoring("hide8", "more8").sentence("stands twice")
+    scoring("hide8", "more8").sentence("occurs twice")
     scoring("hide8", "run").sentence("--paper FILE")
