@@ -308,22 +308,26 @@ class Replacement:
         """
         if heads is None:
             return NOTHING
-        if self.by_question:
-            raise InputError(
-                f"--how {self.how} takes other values for every question of an item: it serves ablate, joint and "
-                "probe. Choose mean, zero, scale or optimal here."
-            )
+        self.require(where, for_all=True)
         place: Where = "all" if where == "all" else "candidate"
         if self.how == "optimal":
-            if where == "all":
-                raise InputError(
-                    "Optimal constants are fitted at the positions that predict the action, and are not optimal "
-                    "elsewhere: set --where candidate (or @where=candidate)."
-                )
             return replace_heads(heads, self.fit(heads).z, place)
         if self.z is not None:
             return replace_heads(heads, self.z, place)
         return scale_heads(heads, self.alpha, place)
+
+    def require(self, where: str, for_all: bool = False) -> None:
+        """Raise InputError where this cannot replace z there, or (`for_all`) not by one value for all questions."""
+        if for_all and self.by_question:
+            raise InputError(
+                f"--how {self.how} takes other values for every question of an item: it serves ablate, joint and "
+                "probe. Choose mean, zero, scale or optimal here."
+            )
+        if self.how == "optimal" and where == "all":
+            raise InputError(
+                "Optimal constants are fitted at the positions that predict the action, and are not optimal "
+                "elsewhere: set --where candidate (or @where=candidate)."
+            )
 
     def fit(self, heads: HeadSet) -> Fit:
         """The optimal constants of a set, fitted once.

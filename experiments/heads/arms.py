@@ -179,6 +179,7 @@ def ablation_arms(session: Session, args: AblationOptions, tasks: Collection[str
             instead[way] = replacement(session, settings, tasks, how=spec.how, reference=reference)
             reference = reference or instead[way].reference
         put = instead[way]
+        put.require(spec.where)
         arms.append(Arm(spec.label, heads, put, spec.where))
         about[spec.label] = {
             **{"asked": spec.text, "heads": str(heads), "sha256": heads.sha256},

@@ -22,7 +22,7 @@ import pandas as pd
 
 from experiments.rollout.compare_doses import compare_doses, is_rollout
 from experiments.run.durable import naming, parse_rows, replace
-from experiments.run.frames import in_schema, read_frame
+from experiments.run.frames import csv_text, in_schema, read_frame
 from experiments.run.study import Flag, Report, Study, positive_number
 from experiments.run.tables import frame_text, interval_text
 from mech.errors import InputError
@@ -87,7 +87,7 @@ def run(config: CompareConfig) -> Report:
     names = parse_names(config.names)
     table = in_schema("compare", compare(ours, paper, names))
     target = config.out or Path(runs[0]) / "compare.csv"
-    replace(target, table.to_csv(index=False, lineterminator="\n"))
+    replace(target, csv_text(table))
     parts = [_block(group) for _, group in table.groupby(["model", "env"], sort=False)]
     differing = disagreements(table)
     if len(differing):
@@ -217,7 +217,7 @@ def compare_items(
         )
     target = out or run / "compare_items.csv"
     for path, frame in ((target, table), (target.with_name("compare_item_pairs.csv"), pairs)):
-        replace(path, frame.to_csv(index=False, lineterminator="\n"))
+        replace(path, csv_text(frame))
     far = largest(pairs)
     says_model = "model" in file.columns
     lines = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import io
 import os
 import sys
 import tempfile
@@ -20,7 +22,7 @@ from probes.items.logs.counterfactuals import DEFAULT_TEXTS, load_texts
 from probes.items.logs.decision_points import ITEM, SUCCEEDED, UNDECIDED, Settings
 from probes.items.logs.failure import parse_rules
 from probes.items.logs.formats import FORMATS
-from probes.items.logs.importing import read_log, unique_names
+from probes.items.logs.importing import read_log, readable, unique_names
 from probes.items.logs.transcript import SKIPPED, Note
 
 REPORT = ("file", "place", "what", "fate", "why", "log", "item_id", "text")
@@ -73,7 +75,9 @@ class Account:
     places: list[str] = field(default_factory=list)
     items: Counter[tuple[str, str]] = field(default_factory=Counter)
     clusters: int = 0
+    copies: int = 0
     _last_cluster: str = ""
+    _seen: dict[bytes, str] = field(default_factory=dict)  # digest of a decision point: its cluster
 
     def note(self, name: str, note: Note) -> None:
         """Count a note of the log of that name."""
@@ -99,6 +103,9 @@ class Account:
             self.items[key, item.meta[key]] += 1
         self.clusters += item.task_id != self._last_cluster
         self._last_cluster = item.task_id
+        shown = (item.goal, item.prefix_actions, item.prefix_observations, item.failed_action, item.obs_fail)
+        digest = hashlib.sha256(repr(shown).encode()).digest()[:16]
+        self.copies += self._seen.setdefault(digest, item.task_id) != item.task_id
 
     def lines(self) -> Iterator[str]:
         """The account in sentences."""
@@ -110,8 +117,12 @@ class Account:
             f"calls: {sum(fates.values())} = {fates[ITEM]} failed and are items + {fates[SUCCEEDED]} succeeded "
             f"+ {fates[UNDECIDED]} of unknown outcome + {fates[SKIPPED]} skipped"
         )
+        if self.formats and not any(fates.values()):
+            yield "no call was found: is that the format of the logs? (--format names another)"
         if fates[ITEM]:
             yield f"items: {fates[ITEM]} in {self.clusters} logs (the clusters of intervals)"
+            if self.copies:
+                yield f"copies: {self.copies} items stand word for word in an earlier log, too (a copied session?)"
             yield f"repeated in the next turn: {self._by('repeated_next')}"
             yield f"neutral text: {self._by('neutral_from')}; success text: {self._by('success_from')}"
         for (what, fate, why), n in self.reasons.most_common(SHOWN):
@@ -137,14 +148,15 @@ def run(config: ImportConfig) -> Report:
         raise InputError("Name the logs to import (- is standard input).")
     if config.out is None:
         raise InputError("Say where to write the items with --out FILE.")
-    doubled = [path for path, n in Counter(config.log).items() if n > 1]
-    if doubled:
-        raise InputError(f"The log '{doubled[0]}' is named twice: name it once.")
+    _refuse_shared_files(config)
+    if "-" in config.log and sys.stdin is None:
+        raise InputError("Standard input is closed: name a file.")
+    standard_input = io.BytesIO() if sys.stdin is None else sys.stdin.buffer
     settings = Settings(
-        rules=parse_rules(config.failed_when),
+        rules=parse_rules([readable(rule) for rule in config.failed_when]),
         texts=load_texts(config.texts or DEFAULT_TEXTS),
         counterfactuals=config.counterfactuals,
-        goal=config.goal if config.goal and config.goal.strip() else None,
+        goal=readable(config.goal) if config.goal and config.goal.strip() else None,
         max_context=config.max_context,
     )
     account = Account()
@@ -152,10 +164,12 @@ def run(config: ImportConfig) -> Report:
         items = files.enter_context(written(config.out, "item file"))
         table = None
         if config.report is not None:
-            table = csv.writer(files.enter_context(written(config.report, "report")), lineterminator="\n")
+            # Every field is quoted: csv leaves one with a carriage return as it is, and readers then split the line.
+            file = files.enter_context(written(config.report, "report"))
+            table = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
             table.writerow(REPORT)
         for path, name in zip(config.log, unique_names(list(config.log)), strict=True):
-            for one in read_log(path, name, settings, sys.stdin.buffer, config.format):
+            for one in read_log(path, name, settings, standard_input, config.format):
                 if isinstance(one, Item):
                     account.item(one)
                     items.write(f"{item_line(one)}\n")
@@ -165,20 +179,48 @@ def run(config: ImportConfig) -> Report:
                     row = (name, one.place, one.what, one.fate, one.why, one.log, one.item_id, one.text)
                     table.writerow(row)
     n = account.fates["call", ITEM]
-    end = [f"written to {config.out}" if n else "no item comes of these logs: nothing is written"]
-    end += [] if config.report is None else [f"the account of every record and call: {config.report}"]
+    end = [
+        f"written to {readable(str(config.out))}" if n else "no item comes of these logs: nothing is written"
+    ]
+    if config.report is not None:
+        end.append(f"the account of every record and call: {readable(str(config.report))}")
     return Report("\n".join([*account.lines(), *end]), ok=n > 0)
+
+
+def _refuse_shared_files(config: ImportConfig) -> None:
+    """Refuse a file that is named twice, however it is spelt: a log would count twice, or be written over."""
+    given = [("log", path) for path in config.log]
+    given += [("file of template texts", str(config.texts))] if config.texts else []
+    given += [("item file", str(config.out))]
+    given += [("report", str(config.report))] if config.report else []
+    roles: dict[str, str] = {}
+    for role, path in given:
+        real = path if path == "-" else os.path.realpath(path)
+        if roles.get(real) == role:
+            raise InputError(f"The {role} '{readable(path)}' is named twice: name it once.")
+        if real in roles:
+            raise InputError(
+                f"'{readable(path)}' is named as the {roles[real]} and as the {role}: name two files."
+            )
+        roles[real] = role
 
 
 @contextmanager
 def written(target: Path, what: str) -> Iterator[IO[str]]:
     """A text file that appears whole, when the block ends without an exception and wrote something, or not at all.
 
+    A device or a pipe is written to as it is.
+
     Raises:
         InputError: it cannot be written.
     """
+    place = Path(os.path.realpath(target))  # a link stays one
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f"{target.name}.", suffix=".partial")
+        if place.exists() and not place.is_file():
+            with place.open("w", encoding="utf-8", newline="") as file:
+                yield file
+            return
+        handle, name = tempfile.mkstemp(dir=place.parent, prefix=f"{place.name}.", suffix=".partial")
     except OSError as error:
         raise InputError(f"Cannot write the {what} '{target}': {error.strerror or error}.") from error
     partial = Path(name)
@@ -187,7 +229,7 @@ def written(target: Path, what: str) -> Iterator[IO[str]]:
             yield file
         if partial.stat().st_size:
             partial.chmod(0o644)
-            os.replace(partial, target)
+            os.replace(partial, place)
     except OSError as error:
         raise InputError(f"Cannot write the {what} '{target}': {error.strerror or error}.") from error
     finally:

@@ -154,6 +154,8 @@ def open_ablate(config: AblateConfig) -> AblateContext:
     puts = {
         how: replacement(session, config, how=how, reference=reference, donors=donors) for how in config.how
     }
+    for put in puts.values():
+        put.require(config.where)
     recorded = {
         **about_sets(sets),
         "mean_reference": {} if reference is None else reference.about,

@@ -147,6 +147,7 @@ def open_placebo(config: PlaceboConfig) -> PlaceboContext:
     for index, control in enumerate(drawn):
         sets[f"{RANDOM}{index}"] = control.heads
     put = replacement(session, config)
+    put.require(config.where, for_all=True)
     recorded = {
         "head_scores": source,
         "sets": {name: str(heads) for name, heads in sets.items()},

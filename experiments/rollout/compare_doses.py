@@ -14,7 +14,7 @@ import pandas as pd
 
 from experiments.rollout.text import contrast_text
 from experiments.run.durable import naming, replace
-from experiments.run.frames import read_frame
+from experiments.run.frames import csv_text, read_frame
 from experiments.run.run_json import read_run
 from experiments.run.schema import TABLES
 from experiments.run.seeds import stream
@@ -62,7 +62,7 @@ def compare_doses(runs: Sequence[Path], out: Path | None) -> Report:
         table = contrasts(together, lambda name: stream(seed, name), first)
     doses = _with_size(table, together)
     target = out or runs[0] / "compare_doses.csv"
-    replace(target, doses.to_csv(index=False, lineterminator="\n"))
+    replace(target, csv_text(doses))
     return Report(f"{contrast_text(table)}\nwritten to {target}")
 
 

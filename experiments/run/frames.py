@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,16 @@ def in_schema(name: str, frame: pd.DataFrame) -> pd.DataFrame:
     if missing and len(frame):
         raise InputError(f"Table '{name}' lacks the columns {', '.join(missing)}.")
     return frame.reindex(columns=list(dict.fromkeys([*required, *frame.columns])))
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """The frame as csv that `read_frame` reads back: text quoted where needed, all of it where one has a return."""
+    texts = frame.select_dtypes(exclude="number")
+    returns = any("\r" in str(cell) for column in texts for cell in frame[column].unique())
+    quoting = (
+        csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL
+    )  # the latter leaves "\r", a line's end to readers
+    return str(frame.to_csv(index=False, lineterminator="\n", quoting=quoting))
 
 
 def read_frame(path: Path) -> pd.DataFrame:

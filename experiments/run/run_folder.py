@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.run.durable import append_bytes, parse_rows, replace, take_lock, to_json, writing
-from experiments.run.frames import EXACT_FLOATS, in_schema, numeric, read_frame
+from experiments.run.frames import EXACT_FLOATS, csv_text, in_schema, numeric, read_frame
 from experiments.run.run_json import SCHEMA_VERSION, config_hash, read_run, recorded
 from experiments.run.schema import RENAMED_ROWS, ROWS, TABLES
 from mech.errors import InputError
@@ -230,7 +230,7 @@ class RunFolder:
             raise InputError(f"Table '{name}' holds an infinite number and was not written.")
         path = self._file(name, "csv")
         self._traceless = False
-        replace(path, frame.to_csv(index=False, lineterminator="\n"))
+        replace(path, csv_text(frame))
         return path
 
     def read_table(self, name: str) -> pd.DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,11 @@ def test_options_reach_the_items(tmp_path: Path, capsys: Any) -> None:
         ((), "Name the logs to import"),
         ((ALL[0],), "Say where to write the items with --out FILE."),
         ((ALL[0], ALL[0], "--out", "x"), "is named twice"),
+        ((ALL[0], str(LOGS / ".." / "logs" / Path(ALL[0]).name), "--out", "x"), "is named twice"),
+        ((ALL[0], "--out", ALL[0]), "is named as the log and as the item file"),
+        ((ALL[0], "--out", "x", "--report", "./x"), "is named as the item file and as the report"),
+        ((ALL[0], "--out", "."), "Cannot write the item file '.'"),
+        (("/proc/self/mem", "--out", "x"), "Cannot read the log '/proc/self/mem'"),
         (("nowhere", "--out", "x"), "Cannot read the log 'nowhere'"),
         ((ALL[0], "--out", "no/such/folder/x"), "Cannot write the item file"),
         ((ALL[0], "--out", "x", "--failed-when", "content"), "is no rule"),
@@ -155,3 +161,66 @@ def test_mistakes_are_one_sentence(
     code, out, error = run(capsys, *words)
     assert code == 2 and sentence in error and error.count("\n") == 1 and not out
     assert not list(tmp_path.iterdir())
+
+
+def test_the_report_can_be_read_whatever_the_log_holds(tmp_path: Path, capsys: Any) -> None:
+    log, report = tmp_path / "log.jsonl", tmp_path / "report.csv"
+    asked = {"id": "a", "function": {"name": "t", "arguments": "{}"}}
+    rows = [
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "tool_calls": [asked]},
+        {"role": "tool", "tool_call_id": "a", "content": '10 %\r20 %\r\n"done",\0', "is_error": True},
+    ]
+    log.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert run(capsys, log, "--out", tmp_path / "items.jsonl", "--report", report)[0] == 0
+    with report.open(newline="") as file:
+        *_, last = csv.DictReader(file)
+    assert last["fate"] == "item" and last["text"] == 't: 10 %\r20 %\r\n"done",\0'
+
+
+def test_names_and_arguments_that_are_no_utf8_can_be_written(tmp_path: Path, capsys: Any) -> None:
+    log, place = tmp_path / os.fsdecode(b"a\xff.jsonl"), tmp_path / "items.jsonl"
+    rows = [
+        {"role": "assistant", "content": "f()", "failed": None},
+        {"role": "user", "content": "bad"},
+    ]
+    log.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    odd = os.fsdecode(b"\xff")
+    words = ("--goal", f"Go{odd}.", "--failed-when", f"content!={odd}", "--report", tmp_path / f"r{odd}.csv")
+    code, out, _ = run(capsys, log, "--out", place, *words)
+    (item,) = load_items(place)
+    assert code == 0 and "r?.csv" in out
+    assert (item.goal, item.task_id, item.meta["failed_by"]) == ("Go?.", "a?.jsonl", "rule content!=?")
+
+
+def test_a_device_is_written_to_and_a_link_stays_one(tmp_path: Path, capsys: Any) -> None:
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "items.jsonl")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert run(capsys, ALL[0], "--out", link, "--report", pipe)[0] == 0
+    assert link.is_symlink() and load_items(tmp_path / "items.jsonl")
+    assert pipe.is_fifo() and os.read(reader, 6) == b'"file"'
+    os.close(reader)
+
+
+def test_standard_input_may_be_closed(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert run(capsys, ALL[0], "--out", tmp_path / "items.jsonl")[0] == 0
+    code, _, error = run(capsys, "-", "--out", tmp_path / "none.jsonl")
+    assert code == 2 and "Standard input is closed" in error
+
+
+def test_a_wrong_format_is_asked_about(tmp_path: Path, capsys: Any) -> None:
+    code, out, _ = run(capsys, LOGS / "openai.jsonl", "--out", tmp_path / "x", "--format", "react")
+    assert code == 1 and "no call was found: is that the format of the logs?" in out
+
+
+def test_copies_of_a_session_are_counted(tmp_path: Path, capsys: Any) -> None:
+    log = LOGS / "claude_code.jsonl"
+    copy = tmp_path / "copy.jsonl"
+    copy.write_text(log.read_text())
+    _, out, _ = run(capsys, log, "--out", tmp_path / "x")
+    assert "copies:" not in out
+    _, out, _ = run(capsys, log, copy, "--out", tmp_path / "x")
+    assert "copies: 2 items stand word for word in an earlier log" in out and "items: 4 in 2 logs" in out

@@ -364,6 +364,15 @@ def test_a_table_reads_back_exactly_and_equal_tables_are_equal_bytes(tmp_path: P
     assert b"\r" not in first and not list(tmp_path.glob("*.tmp"))
 
 
+@pytest.mark.parametrize("text", ["a\rb", "a\nb", "a\r\nb", 'a"b', "a,b", "\r", " a", "é—\u2028"])
+def test_text_of_any_kind_is_read_back(tmp_path: Path, text: str) -> None:
+    frame = _table([1.0, 2.0])
+    frame["item_id"] = [text, "plain"]
+    with _open(tmp_path) as run:
+        run.write_table("measures", frame)
+        assert list(run.read_table("measures")["item_id"]) == [text, "plain"]
+
+
 def test_a_table_of_another_shape_or_with_an_infinite_number_is_refused(tmp_path: Path) -> None:
     with _open(tmp_path) as run:
         kept = run.write_table("measures", _table([1.0])).read_bytes()

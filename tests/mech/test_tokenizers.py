@@ -441,6 +441,8 @@ def test_loaded_model_uses_and_shows_the_file(tmp_path: Path, tiny_folder: Calla
     assert encode(model, PROBE[0]) == tuple(raw.encode(PROBE[0]).ids)
     assert ids_of(model.bridge.tokenizer, PROBE) == tuple(tuple(raw.encode(text).ids) for text in PROBE)
     assert result.passed and result.flagged
-    assert "transformers' GPT2Tokenizer read" in result.sentence and "whose rules are used" in result.sentence
+    assert (
+        "transformers' GPT2Tokenizer gives" in result.sentence and "whose rules are used" in result.sentence
+    )
     again = load_model(str(folder), cache_dir=tmp_path / "cache")
     assert tokenizer_sha256(again) == tokenizer_sha256(model)

@@ -358,7 +358,7 @@ def test_a_log_of_one_side_alone_keeps_no_more_than_its_context() -> None:
         assert list(made.add(Turn("user", "line 1", "x" * 10))) == []
     for _ in range(50):
         assert list(made.add(Turn("assistant", "line 2", "y" * 10))) == []
-    assert len(made._goal) == 10 and made._step is not None and made._step.texts == []
+    assert len(made._context.goal) == 10 and made._step is not None and made._step.texts == []
 
 
 def test_arguments_that_no_item_file_could_hold_are_kept_as_text(tmp_path: Path) -> None:
@@ -397,6 +397,201 @@ def test_a_claude_code_turn_may_go_on_behind_the_results_of_its_first_calls() ->
     assert {one.meta["repeated_next"] for one in items} == {"unknown"}
 
 
+def claude_code(*contents: tuple[str, Any] | tuple[str, Any, dict[str, Any]]) -> io.BytesIO:
+    """A session: (kind, content, further fields of the line)."""
+    lines = [
+        {
+            "type": kind,
+            "sessionId": "s",
+            "message": {"id": f"m{n}", "role": kind, "content": content},
+            **dict(*further),
+        }
+        for n, (kind, content, *further) in enumerate(contents)
+    ]
+    return of_lines(*lines)
+
+
+def used(name: str, /, **arguments: Any) -> tuple[str, list[dict[str, Any]]]:
+    return "assistant", [{"type": "tool_use", "id": name, "name": "t", "input": arguments}]
+
+
+def refused(name: str) -> tuple[str, list[dict[str, Any]]]:
+    return "user", [{"type": "tool_result", "tool_use_id": name, "content": f"no {name}", "is_error": True}]
+
+
+def test_what_claude_code_itself_or_a_sub_agent_says_is_no_turn_of_the_agent() -> None:
+    own = {"message": {"role": "assistant", "model": "<synthetic>", "content": "No response requested."}}
+    inner = {"parent_tool_use_id": "a"}
+    log = claude_code(
+        ("user", "Go."),
+        used("a"),
+        (*used("b"), inner),
+        (*refused("b"), inner),
+        refused("a"),
+        ("assistant", "", own),
+        ("user", "Go on."),
+        used("c"),
+    )
+    (item,), notes = imported(log, settings())
+    assert item.meta["repeated_next"] == "exact" and item.obs_fail == "no a"
+    assert [note.place for note in notes if note.why.startswith("a sub-agent's")] == ["line 3", "line 4"]
+    assert [note.place for note in notes if note.why.startswith("written by the program")] == ["line 6"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "fate"),
+    [
+        ({"is_error": False, "exit_code": 1}, "item"),
+        ({"is_error": False, "exit_code": 0}, "succeeded"),
+        ({"is_error": False, "exit_code": None}, "succeeded"),
+        ({"is_error": True, "exit_code": -1}, "item"),
+        ({"is_error": False, "exit_code": -1}, "unknown"),
+        ({"exit_code": -1}, "unknown"),
+    ],
+)
+def test_the_exit_code_decides_of_a_command_that_openhands_ran(seen: dict[str, Any], fate: str) -> None:
+    call = {"tool_name": "terminal", "tool_call_id": "a"}
+    log = of_lines(
+        {"kind": "MessageEvent", "llm_message": USER},
+        {"kind": "ActionEvent", **call, "tool_call": {"arguments": "{}"}},
+        {"kind": "ObservationEvent", **call, "observation": {"content": "x", **seen}},
+    )
+    _, notes = imported(log, settings())
+    assert [note.fate for note in calls(notes)] == [fate]
+
+
+def test_calls_of_older_openhands_events_are_those_that_the_model_wrote() -> None:
+    def events(reply: str, number: int, command: str, blocking: bool, code: int) -> list[dict[str, Any]]:
+        tool = {"name": "execute_bash", "arguments": json.dumps({"command": command})}
+        call = {"id": f"c{number}", "type": "function", "function": tool}
+        response = {"id": reply, "choices": [{"message": {"role": "assistant", "tool_calls": [call]}}]}
+        made = {"function_name": "execute_bash", "tool_call_id": f"c{number}", "model_response": response}
+        own = {"command": command, "thought": "", "blocking": blocking, "cwd": None}
+        return [
+            {"id": number, "source": "agent", "action": "run", "args": own, "tool_call_metadata": made},
+            {
+                "source": "agent",
+                "observation": "run",
+                "content": "x",
+                "cause": number,
+                "extras": {"metadata": {"exit_code": code}},
+            },
+        ]
+
+    request = {"source": "user", "action": "message", "args": {"content": "Go."}}
+    log = [
+        request,
+        *events("r1", 1, "ls a", True, 2),
+        *events("r1", 2, "pwd", True, 0),
+        *events("r2", 3, "ls a", False, 0),
+    ]
+    (item,), _ = imported(of_lines(log), settings())
+    assert item.failed_action == '{"name": "execute_bash", "arguments": {"command": "ls a"}}'
+    assert (item.meta["parallel_calls"], item.meta["repeated_next"]) == (1, "exact")
+    for event in log:
+        event.pop("tool_call_metadata", None)
+    (item,), _ = imported(of_lines(log), settings())
+    assert item.meta["call"]["arguments"] == {"command": "ls a", "cwd": None}
+
+
+@pytest.mark.parametrize("name", ["²", "9" * 5000, "1." * 3000])
+def test_no_name_of_an_attribute_breaks_the_spans(name: str) -> None:
+    role = {f"llm.input_messages.{index}.message.role": "user" for index in (name, "0")}
+    span = {"name": "llm", "attributes": {"openinference.span.kind": "LLM", **role}}
+    _, notes = imported(of_lines(span), settings())
+    assert [note.what for note in notes] == ["file", "span", "record"]
+
+
+def test_a_summary_takes_the_place_of_what_stands_before_it() -> None:
+    log = claude_code(
+        ("user", "Go."),
+        used("a"),
+        refused("a"),
+        used("b"),
+        refused("b"),
+        ("user", "Summary: nothing works.", {"isCompactSummary": True}),
+        used("c"),
+        refused("c"),
+        used("d"),
+    )
+    items, _ = imported(log, settings())
+    assert [one.goal for one in items] == ["Go.", "Go.", "Summary: nothing works."]
+    assert [len(one.prefix_actions) for one in items] == [0, 1, 0]
+    assert [one.meta["repeated_next"] for one in items] == ["exact", "unknown", "exact"]
+    assert len({one.task_id for one in items}) == 1 and len({one.item_id for one in items}) == 3
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        of_lines(USER, {**asked(("a", {})), "reasoning_content": "r"}),
+        of_lines({"type": "ai", "content": "", "additional_kwargs": {"reasoning_content": "r"}}),
+        of_lines({"kind": "ActionEvent", "tool_name": "t", "reasoning_content": "r"}),
+        of_lines({"trajectory": [{"action": "a", "observation": "b", "reasoning_content": "r"}]}),
+        of_lines({"schema_version": "ATIF-v1", "steps": [{"source": "agent", "reasoning_content": "r"}]}),
+        of_lines(
+            {
+                "trajectory_format": "mini-swe-agent-1.1",
+                "messages": [{"role": "assistant", "content": "", "reasoning_content": "r"}],
+            }
+        ),
+    ],
+)
+def test_reasoning_beside_a_content_is_counted_as_skipped(log: io.BytesIO) -> None:
+    assert reasons(imported(log, settings())[1], "part") == ["no text: reasoning_content"]
+
+
+def test_messages_of_a_span_that_were_cut_off_are_reported() -> None:
+    cut = json.dumps([{"role": "user", "parts": [{"type": "text", "content": "hi"}]}])[:-9]
+    span = {"name": "chat", "attributes": {"gen_ai.input.messages": cut}}
+    _, notes = imported(of_lines(span), settings())
+    assert reasons(notes, "part") == ["gen_ai.input.messages is no JSON (was it cut off?)"]
+    assert reasons(notes, "span") == ["no messages and no call in it: chat"]
+
+
+def test_a_mark_that_is_no_boolean_leaves_a_claude_code_call_unknown() -> None:
+    odd = [{"type": "tool_result", "tool_use_id": "a", "content": "x", "is_error": "true"}]
+    _, notes = imported(claude_code(("user", "Go."), used("a"), ("user", odd)), settings())
+    assert [note.fate for note in calls(notes)] == ["unknown"]
+
+
+def test_two_runs_of_a_trace_that_begin_alike_are_two_logs() -> None:
+    def part(**fields: Any) -> list[dict[str, Any]]:
+        return [{"role": fields.pop("role"), "parts": [fields]}]
+
+    def chat(start: str, given: list[Any], out: list[Any]) -> dict[str, Any]:
+        texts = {"gen_ai.input.messages": json.dumps(given), "gen_ai.output.messages": json.dumps(out)}
+        return {"name": "chat", "trace_id": "T", "start_time": start, "attributes": texts}
+
+    def tool(call_id: str) -> dict[str, Any]:
+        attributes = {"gen_ai.tool.call.id": call_id, "error.type": "E", "gen_ai.tool.call.result": "no"}
+        return {"name": "execute_tool", "trace_id": "T", "attributes": attributes}
+
+    request = part(role="user", type="text", content="Go.")
+    one, two, other = (part(role="assistant", type="tool_call", name="f", id=name) for name in "abc")
+    again = [*request, *one, *part(role="tool", type="tool_call_response", id="a", response="no")]
+    spans = [chat("1", request, one), chat("3", request, other), chat("2", again, two), *map(tool, "abc")]
+    items, _ = imported(of_lines(*spans), settings())
+    assert [(item.task_id, item.meta["call"]["id"]) for item in items] == [
+        ("log, T", "a"),
+        ("log, T", "b"),
+        ("log #2, T, thread 2", "c"),
+    ]
+
+
+@pytest.mark.parametrize("written", ['{"a": 1, "a": 2}', '{"a": NaN}', '{"a": "\\ud83d"}', "[1]", "{'a': 1}"])
+def test_arguments_that_an_object_would_change_are_kept_as_text(written: str) -> None:
+    call = {"id": "a", "function": {"name": "t", "arguments": written}}
+    (item,), _ = imported(of_lines(USER, {"role": "assistant", "tool_calls": [call]}, FAILED), settings())
+    assert item.meta["call"]["arguments"] == written
+
+
+def test_marked_calls_may_be_answered_by_the_role_tool() -> None:
+    marked = {"role": "assistant", "content": "ls /a", "failed": True}
+    (item,), _ = imported(of_lines(USER, marked, {"role": "tool", "content": "no"}), settings())
+    assert (item.template, item.failed_action, item.obs_fail) == ("plain", "ls /a", "no")
+
+
 def test_atif_steps_that_the_model_did_not_decide_give_no_item() -> None:
     value = json.loads((LOGS / "atif.json").read_text())
     for change in ({"is_copied_context": True}, {"llm_call_count": 0}):
@@ -428,6 +623,95 @@ def test_a_torn_first_line_and_a_torn_document_are_told_apart() -> None:
     assert items == [] and notes[0].place == "document" and "no JSON" in notes[0].why
 
 
+@pytest.mark.parametrize(
+    "noise", ["(node:1) Warning: old", "[12:00] started\n[12:01] INFO", "{torn: 1}\n\n{x"]
+)
+def test_json_lines_may_follow_lines_of_text(noise: str) -> None:
+    lines = [USER, asked(("a", {})), {**answered("a", "no"), "is_error": True}]
+    raw = "\n".join([noise, *map(json.dumps, lines)])
+    (item,), notes = imported(io.BytesIO(raw.encode()), settings())
+    assert item.obs_fail == "no" and item.meta["place"] == f"line {noise.count(chr(10)) + 3}"
+    assert sum(note.what == "record" for note in notes) == raw.count("\n") + 1
+
+
+def test_json_in_front_of_a_text_log_leaves_it_a_text_log() -> None:
+    raw = b'You have tools.\n{"name": "f"}\nQuestion: Who?\nAction: f[x]\nObservation: none\n'
+    (item,), _ = imported(io.BytesIO(raw), settings("content=none"))
+    assert item.template == "react" and item.goal == 'You have tools.\n{"name": "f"}\nWho?'
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"", "it is empty"),
+        (b"\x1f\x8b\x08\0\n{}\n", "it is packed (gzip): unpack it first"),
+        ("{}\n{}".encode("utf-16"), "it is UTF-16 text: convert it to UTF-8"),
+    ],
+)
+def test_a_file_that_holds_no_text_in_utf8_is_one_record_with_what_to_do(raw: bytes, why: str) -> None:
+    _, notes = imported(io.BytesIO(raw), settings())
+    assert [(note.what, note.why) for note in notes] == [("record", why)]
+
+
+def test_calls_that_are_not_the_agents_and_results_before_its_first_turn_are_reported() -> None:
+    log = of_lines(answered("a", "early"), USER, {**asked(("b", {})), "role": "user"}, asked(("c", {})))
+    _, notes = imported(log, settings(), log_format="openai")
+    assert "it stands before the agent's first turn" in reasons(notes, "result")
+    assert reasons(notes, "call") == ["t: a call in a turn of the role user", "no result in the log"]
+    value = json.loads((LOGS / "atif.json").read_text())
+    steps = [{**step, "source": "system"} for step in value["steps"]]
+    _, notes = imported(of_lines({**value, "steps": steps}), settings())
+    assert [note.why for note in calls(notes)] == [
+        f"{name}: a call in a turn of the role system" for name in ("search", "open", "open")
+    ]
+
+
+def test_an_atif_result_without_a_call_beside_others_answers_none() -> None:
+    made = [{"tool_call_id": name, "function_name": "t", "arguments": {}} for name in "ab"]
+    said = [{"source_call_id": None, "content": "notice"}, {"source_call_id": "a", "content": "A"}]
+    steps = [
+        {"source": "user", "message": "Go."},
+        {"source": "agent", "message": "", "tool_calls": made, "observation": {"results": said}},
+    ]
+    _, notes = imported(of_lines({"schema_version": "ATIF-v1.7", "steps": steps}), settings())
+    assert [(note.fate, note.text) for note in calls(notes)] == [("unknown", "t: A"), ("skipped", "t: ")]
+
+
+def test_several_atif_results_of_a_call_are_one_and_fail_if_one_of_them_did() -> None:
+    made = [{"tool_call_id": "a", "function_name": "t", "arguments": {}}]
+    said = [
+        {"source_call_id": "a", "content": None, "extra": {"is_error": False}},
+        {"source_call_id": "a", "content": "lost", "extra": {"is_error": True, "error_type": "net"}},
+        {"source_call_id": "a", "content": "twice"},
+    ]
+    steps = [
+        {"source": "user", "message": "Go."},
+        {"source": "agent", "message": "", "tool_calls": made, "observation": {"results": said}},
+    ]
+    (item,), notes = imported(of_lines({"schema_version": "ATIF-v1.7", "steps": steps}), settings())
+    assert (item.obs_fail, item.error_type, item.meta["failed_by"]) == ("lost\ntwice", "net", "is_error=true")
+    assert not reasons(notes, "result")
+
+
+def test_a_demonstration_of_swe_agent_hides_no_message_behind_it() -> None:
+    said = [
+        ("user", "demo", True),
+        ("assistant", "ls", True),
+        ("user", "a.py", True),
+        ("user", "The issue.", False),
+    ]
+    value = {
+        "trajectory": [{"action": "f", "observation": "no", "thought": ""}],
+        "history": [{"role": role, "content": text, "is_demo": demo} for role, text, demo in said],
+    }
+    (item,), _ = imported(of_lines(value), settings("content=no"))
+    assert (item.goal, item.prefix_actions, item.prefix_observations) == (
+        "demo",
+        ("ls",),
+        ("a.py\nThe issue.",),
+    )
+
+
 def test_documents_that_stand_one_behind_another_are_all_read() -> None:
     spans = [
         span
@@ -447,7 +731,7 @@ def test_documents_that_stand_one_behind_another_are_all_read() -> None:
 def test_halves_of_surrogate_pairs_and_bytes_that_are_no_utf8_are_replaced_and_noted(tmp_path: Path) -> None:
     failed = answered("a", "cut \ud83d", is_error=True)
     items, notes = imported(of_lines(USER, asked(("a", {"x": "\udc00"})), failed), settings())
-    assert items[0].obs_fail == "cut \ufffd" and "\ufffd" in items[0].failed_action
+    assert items[0].obs_fail == "cut \ufffd" and items[0].meta["call"]["arguments"] == '{"x": "\\udc00"}'
     assert [note.place for note in notes if note.fate == "changed"] == ["line 3"]
     dump_items(items, tmp_path / "items.jsonl")
     text = b"Question: go\nAction: f[\xff]\nObservation: bad\n"
@@ -527,7 +811,6 @@ def test_what_no_format_knows_is_skipped_with_every_record() -> None:
     items, notes = imported(of_lines({"x": 1}, 3, {"y": 2}), settings())
     assert items == [] and [note.place for note in notes] == ["line 1", "line 2", "line 3"]
     assert all("no format is recognised" in note.why for note in notes)
-    assert imported(io.BytesIO(b""), settings()) == ([], [])
 
 
 def test_a_log_that_is_missing_is_refused_by_name() -> None:

@@ -9,6 +9,15 @@ from typing import Any
 from probes.items.logs.transcript import Note, skipped
 
 _TEXTS = ("text", "output_text", "input_text")
+_BESIDE = (
+    "reasoning_content",
+    "reasoning",
+    "reasoning_details",
+    "thinking",
+    "thinking_blocks",
+    "refusal",
+    "audio",
+)
 
 
 def text_of(content: Any) -> str:
@@ -29,6 +38,13 @@ def other_parts(content: Any, place: str, used: tuple[str, ...] = ()) -> Iterato
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             if kind not in used:
                 yield skipped(place, "part", f"no text: {kind}")
+
+
+def other_fields(message: Mapping[str, Any], place: str) -> Iterator[Note]:
+    """Notes of the fields beside a message's content in which an agent's reasoning, refusal or speech stands."""
+    for name in _BESIDE:
+        if message.get(name):
+            yield skipped(place, "part", f"no text: {name}")
 
 
 def _text(part: Any) -> str | None:

@@ -4,7 +4,8 @@ The context of a failed call is everything before its turn, as chat messages: th
 to the agent's first turn (`goal`), then what the agent said and called (`prefix_actions`) and what came back
 (`prefix_observations`), verbatim: the frame of observations is "{observation}". Calls are written as one line of JSON,
 or as the agent wrote them where the format has no structured calls. Consecutive turns of one side are one, joined by
-line breaks. What the agent said in the failed call's own turn is kept in `meta` and is no part of the record.
+line breaks. A summary that the agent was shown instead of the turns before it begins the context anew. What the agent
+said in the failed call's own turn is kept in `meta` and is no part of the record.
 
 n calls in one turn: each failed one is an item; the turn's text, its other calls and their results come before
 it in the context, as a turn of their own. Results name their call by id, or answer open calls in order.
@@ -85,13 +86,27 @@ class _Step:
         return _joined([*(one.result.content for one in self.calls if one.result is not None), *self.said])
 
 
+@dataclass
+class _Context:
+    """What the agent is shown: until a summary takes its place, all of the log so far.
+
+    `shown`: (the agent's side, the other side) of every closed step; `length` is in characters.
+    """
+
+    system: list[str] = field(default_factory=list)
+    goal: list[str] = field(default_factory=list)
+    shown: list[tuple[str, str]] = field(default_factory=list)
+    length: int = 0
+
+
 @dataclass(frozen=True)
 class _Failure:
-    """A failed call that waits for the end of its log, and how much of the context is before it."""
+    """A failed call that waits for the end of its log, and how much of which context is before it."""
 
     open: _Open
     result: Result
     said_by: str
+    context: _Context
     before: int
     step: _Step
     repeated: tuple[str, float | None]
@@ -105,32 +120,36 @@ class Transcript:
         self.name = name
         self._format, self._settings = log_format, settings
         self._tools = dict.fromkeys(opened.tools)
-        self._system: list[str] = []
-        self._goal: list[str] = []
-        self._shown: list[tuple[str, str]] = []  # (the agent's side, the other side) of every closed step
-        self._length = 0
+        self._context = _Context()
         self._step: _Step | None = None
-        self._waiting: list[tuple[_Open, Result, str, _Step, int]] = []  # failures of the last closed step
+        # failures of the last closed step
+        self._waiting: list[tuple[_Open, Result, str, _Step, _Context, int]] = []
         self._failures: list[_Failure] = []
         self._answers = Answers()
         self._numbers = 0
 
     def add(self, turn: Turn) -> Iterator[Note]:
         """Add a turn."""
+        if turn.restarts:
+            yield from self._close()
+            self._settle(None)  # the next turn does not see these failures
+            self._context = _Context(self._context.system)
         if turn.role == "assistant":
             if self._step is None or self._begins_another(turn, self._step):
                 yield from self._close()
-                self._step = _Step(self._length, turn.key)
+                self._step = _Step(self._context.length, turn.key)
             step = self._step
             step.cut |= not self._keep(step.texts, turn.text)
             for call in turn.calls:
                 self._numbers += 1
-                self._length += len(call.rendered())
+                self._context.length += len(call.rendered())
                 self._tools.setdefault(call.name)
                 step.calls.append(_Open(call, turn.place, self._numbers))
             for _ in turn.results:
                 yield skipped(turn.place, "result", "a result in a turn of the agent")
             return
+        for call in turn.calls:
+            yield skipped(turn.place, "call", f"{call.name}: a call in a turn of the role {turn.role}")
         for result in turn.results:
             yield from self._answer(result, turn.place)
         if not turn.text.strip():
@@ -138,10 +157,10 @@ class Transcript:
         if self._step is not None:
             self._keep(self._step.said, turn.text)
             self._step.answered = True
-        elif turn.role == "system" and not self._goal:
-            self._keep(self._system, turn.text)
+        elif turn.role == "system" and not self._context.goal:
+            self._keep(self._context.system, turn.text)
         else:
-            self._keep(self._goal, turn.text)
+            self._keep(self._context.goal, turn.text)
 
     def end(self) -> Iterator[Note | Item]:
         """End the transcript: the items of all its failed calls, in their order."""
@@ -155,10 +174,10 @@ class Transcript:
 
     def _keep(self, texts: list[str], text: str) -> bool:
         """Put a text into the context unless that is too long by now to be of use; whether nothing of it is lost."""
-        self._length += len(text)
+        self._context.length += len(text)
         if not text.strip():
             return True
-        if self._length <= self._settings.max_context:
+        if self._context.length <= self._settings.max_context:
             texts.append(text)
             return True
         return False
@@ -177,14 +196,15 @@ class Transcript:
         elif result.name is not None:
             waiting = [one for one in waiting if one.call.name == result.name] or waiting
         if step is None or not waiting:
+            if step is None:
+                yield skipped(place, "result", "it stands before the agent's first turn")
+                return
             yield skipped(place, "result", "no open call that it answers (its text stays in the context)")
-            if step is not None:
-                self._keep(step.said, result.content)
+            self._keep(step.said, result.content)
         else:
             waiting[0].result = result
-            self._length += len(result.content)
-        if step is not None:
-            step.answered = True
+            self._context.length += len(result.content)
+        step.answered = True
 
     def _close(self) -> Iterator[Note]:
         """End the step that is being read: what its calls were, and how they repeat the failures of the last one."""
@@ -192,19 +212,19 @@ class Transcript:
         if step is None:
             return
         self._settle([one.call for one in step.calls])
-        before = len(self._shown)
+        before = len(self._context.shown)
         for one in step.calls:
             yield from self._judged(one, step, before)
-        if self._length > self._settings.max_context:
+        if self._context.length > self._settings.max_context:
             return
         own, other = step.own(), step.other()
         if own.strip():
-            self._shown.append((own, other))
-        elif self._shown:  # an empty turn of the agent: the other side goes on
-            last = self._shown.pop()
-            self._shown.append((last[0], _joined([last[1], other])))
+            self._context.shown.append((own, other))
+        elif self._context.shown:  # an empty turn of the agent: the other side goes on
+            last = self._context.shown.pop()
+            self._context.shown.append((last[0], _joined([last[1], other])))
         else:
-            self._goal.append(other)
+            self._context.goal.append(other)
 
     def _judged(self, one: _Open, step: _Step, before: int) -> Iterator[Note]:
         """What one call was; a failure waits for the next step."""
@@ -218,7 +238,7 @@ class Transcript:
             yield self._note(one, UNDECIDED, "no field says whether it failed")
             return
         if failed == "no":
-            if self._length <= self._settings.max_context:
+            if self._context.length <= self._settings.max_context:
                 self._answers.add(one.call.name, one.number, result.content, canonical(one.call))
             yield self._note(one, SUCCEEDED, said_by)
             return
@@ -226,7 +246,7 @@ class Transcript:
         if reason:
             yield self._note(one, SKIPPED, f"failed, but {reason}")
         else:
-            self._waiting.append((one, result, said_by, step, before))
+            self._waiting.append((one, result, said_by, step, self._context, before))
 
     def _reason(self, one: _Open, step: _Step) -> str:
         """Why no item can be made of a failed call; empty where one can."""
@@ -234,7 +254,7 @@ class Transcript:
             return one.call.left_out
         if not one.call.rendered().strip():
             return "the call is empty"
-        if not _joined(self._goal) and not self._settings.goal:
+        if not _joined(self._context.goal) and not self._settings.goal:
             return "no user's message comes before it (--goal TEXT gives one)"
         others = sum(len(text) for text in _beside(one, step))
         if step.cut or step.before + others > self._settings.max_context:
@@ -243,9 +263,9 @@ class Transcript:
 
     def _settle(self, following: Sequence[Call] | None) -> None:
         """Say of the waiting failures how the next turn repeats them."""
-        for one, result, said_by, step, before in self._waiting:
+        for one, result, said_by, step, context, before in self._waiting:
             again = repeated(one.call, following)
-            self._failures.append(_Failure(one, result, said_by, before, step, again))
+            self._failures.append(_Failure(one, result, said_by, context, before, step, again))
         self._waiting = []
 
     def _note(self, one: _Open, fate: str, why: str, item_id: str = "") -> Note:
@@ -263,7 +283,7 @@ class Transcript:
             success = self._answers.success(tool, one.number, result.content, neutral)
         neutral_from: Origin = "template" if neutral is None else "log"
         success_from: Origin = "template" if success is None else "log"
-        pairs = self._shown[: failure.before]
+        pairs = failure.context.shown[: failure.before]
         others = [other for other in failure.step.calls if other is not one]
         if others:
             pairs = [*pairs, _beside(one, failure.step)]
@@ -275,8 +295,8 @@ class Transcript:
             template=self._format,
             step_index=len(pairs),
             error_type=result.error_type or UNKNOWN,
-            system_prompt=_joined(self._system),
-            goal=_joined(self._goal) or (settings.goal or ""),
+            system_prompt=_joined(failure.context.system),
+            goal=_joined(failure.context.goal) or (settings.goal or ""),
             prefix_actions=tuple(own for own, _ in pairs),
             prefix_observations=tuple(other for _, other in pairs),
             failed_action=text,

@@ -13,7 +13,7 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
@@ -28,15 +28,32 @@ MAX_BYTES = 256 * 2**20
 _BLANK = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError, KeyError)
-_STARTS = 64  # lines that may be blank before the first that is looked at
+_STARTS = (
+    64  # lines that may be blank before the first that is looked at, and lines of text before JSON lines
+)
+_PACKED = "it is packed ({}): unpack it first"
+_WIDE = "it is UTF-16 text: convert it to UTF-8"
+_FOREIGN = {
+    b"\x1f\x8b": _PACKED.format("gzip"),
+    b"BZh": _PACKED.format("bzip2"),
+    b"\xfd7zXZ": _PACKED.format("xz"),
+    b"\x28\xb5\x2f\xfd": _PACKED.format("zstandard"),
+    b"\xff\xfe": _WIDE,
+    b"\xfe\xff": _WIDE,
+}
+"""First bytes of files that hold no text in UTF-8, and what to do with them."""
 
 
-def records(stream: IO[bytes], path: str, text: bool = False) -> Iterator[Record | Note]:
+def records(
+    stream: IO[bytes], path: str, recognised: Callable[[Any], bool], text: bool = False
+) -> Iterator[Record | Note]:
     """The records of an open log, in order, and notes of what could not be read.
 
     Args:
         stream: opened in binary mode; needs no seeking, but for zip files.
         path: the name of the file; "-" for standard input.
+        recognised: whether a JSON value or a line of text is of a known format: tells JSON lines behind lines of text
+            (warnings, the output of a program) from a text with JSON in it.
         text: it is a text log, even if it begins like JSON.
     """
     first: list[bytes] = []
@@ -45,17 +62,30 @@ def records(stream: IO[bytes], path: str, text: bool = False) -> Iterator[Record
         if not line:
             break
         first.append(line.removeprefix(_BOM) if not first else line)
-    begin = first[-1].strip(_BLANK) if first else b""
-    if begin.startswith(b"PK\x03\x04"):
+    if not first:
+        yield skipped("document", "record", "it is empty")
+        return
+    begin, start = first[-1].strip(_BLANK), len(first)
+    foreign = next((why for magic, why in _FOREIGN.items() if begin.startswith(magic)), None)
+    if foreign is not None:
+        yield skipped("document", "record", foreign)
+    elif begin.startswith(b"PK\x03\x04"):
         yield from _samples(path)
-    elif text or not begin.startswith((b"{", b"[")):
+    elif text:
         yield from _text_lines(first, stream)
     else:
-        second = stream.readline(MAX_BYTES + 1)
-        if _is_json(begin) or (begin not in (b"[", b"{") and _is_json(second.strip(_BLANK))):
-            yield from _json_lines([*first, second], stream)
+        whole = _is_json(begin)
+        if whole is False and _json_behind(first, stream, recognised):
+            yield from _json_lines(first, stream)
+        elif not begin.startswith((b"{", b"[")):
+            yield from _text_lines(first, stream)
         else:
-            yield from _document(b"".join([*first, second]), stream)
+            if len(first) == start:
+                first.append(stream.readline(MAX_BYTES + 1))
+            if whole or (begin not in (b"[", b"{") and _is_json(first[start].strip(_BLANK))):
+                yield from _json_lines(first, stream)
+            else:
+                yield from _document(b"".join(first), stream)
 
 
 def parse(raw: bytes) -> tuple[Any, list[str]]:
@@ -69,12 +99,12 @@ def parse(raw: bytes) -> tuple[Any, list[str]]:
 
 
 def parse_arguments(text: str) -> Any:
-    """The object that a text of arguments says; the text itself where it says none."""
+    """The object that a text of arguments says; the text itself where it says none, or one that no file could hold."""
     try:
-        value, _ = parse(text.encode("utf-8", "replace"))
+        value, faults = parse(text.encode("utf-8", "replace"))
     except NotJson:
         return text
-    return value if isinstance(value, dict) else text
+    return value if isinstance(value, dict) and not faults else text
 
 
 def _clean(value: Any) -> Any:
@@ -89,9 +119,29 @@ def _clean(value: Any) -> Any:
     return value
 
 
-def _is_json(line: bytes) -> bool:
+def _json_behind(first: list[bytes], stream: IO[bytes], recognised: Callable[[Any], bool]) -> bool:
+    """Whether the first line of a known format is one of JSON; `first` is extended by the lines that were looked at."""
+    for at in range(len(first) - 1, len(first) + _STARTS):
+        if at == len(first):
+            first.append(stream.readline(MAX_BYTES + 1))
+        if not first[at] or len(first[at]) > MAX_BYTES:
+            return False
+        try:
+            value = parse(first[at])[0]
+        except NotJson:
+            value = first[at].decode("utf-8", "replace")
+        if recognised(value):
+            return not isinstance(value, str)
+    return False
+
+
+def _is_json(line: bytes) -> bool | None:
+    """Whether a line is JSON; None where it is the beginning of a value that the next lines may end."""
     try:
         json.loads(line)
+    except json.JSONDecodeError as error:
+        begun = error.pos >= len(error.doc) or error.msg.startswith("Unterminated string")
+        return None if begun else False
     except (ValueError, RecursionError):
         return False
     return True

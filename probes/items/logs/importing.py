@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
+from mech.errors import InputError
 from probes.items.item import Item
 from probes.items.logs.decision_points import Settings, Transcript
 from probes.items.logs.documents import opened, records
@@ -35,10 +36,19 @@ def read_log(
         log_format: a key of `FORMATS`; None recognises it by the first records.
 
     Raises:
-        InputError: the file cannot be opened.
+        InputError: the file cannot be opened or read.
     """
+    try:
+        yield from _read(path, name, settings, standard_input, log_format)
+    except OSError as error:
+        raise InputError(f"Cannot read the log '{readable(path)}': {error.strerror or error}.") from error
+
+
+def _read(
+    path: str, name: str, settings: Settings, standard_input: IO[bytes], log_format: str | None
+) -> Iterator[Note | Item]:
     with opened(path, standard_input) as stream:
-        source = records(stream, path, text=log_format in TEXT_FORMATS)
+        source = records(stream, path, lambda one: recognise([one]) is not None, log_format in TEXT_FORMATS)
         if log_format is None:
             ahead: list[Record | Note] = []
             for one in source:
@@ -50,7 +60,7 @@ def read_log(
         if log_format is None:
             yield from _unrecognised(source)
             return
-        yield Note(path, "file", USED, f"format {log_format}")
+        yield Note(readable(path), "file", USED, f"format {log_format}")
         yield from _items(name, log_format, settings, source)
 
 
@@ -105,8 +115,13 @@ def _events(log_format: str, source: Iterator[Record | Note]) -> Iterator[Event]
     yield from aside
 
 
+def readable(text: str) -> str:
+    """A file's name or an argument of a command, with "?" for bytes that are no UTF-8, which no file could hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def unique_names(paths: list[str]) -> list[str]:
     """A short name for every path: the file's, or the path where two files have one name."""
-    whole = [path.encode("utf-8", "replace").decode() for path in paths]
+    whole = [readable(path) for path in paths]
     short = ["standard input" if path == "-" else Path(path).name for path in whole]
     return [path if short.count(name) > 1 else name for path, name in zip(whole, short, strict=True)]

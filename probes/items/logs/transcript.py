@@ -89,6 +89,7 @@ class Turn:
     """One message, or a part of one: results come before the text of the same turn.
 
     `key`: assistant turns of one key are one turn, even where results of their first calls are between them.
+    `restarts`: the agent is no longer shown what stands before this turn.
     """
 
     role: Role
@@ -97,6 +98,7 @@ class Turn:
     calls: tuple[Call, ...] = ()
     results: tuple[Result, ...] = ()
     key: str | None = None
+    restarts: bool = False
 
 
 @dataclass(frozen=True)

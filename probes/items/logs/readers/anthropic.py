@@ -40,6 +40,7 @@ def turns(
     key: str | None = None,
     further: Mapping[str, Any] | None = None,
     unmarked_succeeded: bool = False,
+    restarts: bool = False,
 ) -> Events:
     """The turn of one message.
 
@@ -49,6 +50,7 @@ def turns(
         key: as `Turn.key`.
         further: fields that its results have beside those of their blocks.
         unmarked_succeeded: a result without `is_error` succeeded.
+        restarts: as `Turn.restarts`.
     """
     role, content = message.get("role"), message.get("content")
     if role not in ("system", "user", "assistant"):
@@ -68,10 +70,10 @@ def turns(
             yield from other_parts(inner, place)
             fields = {**(further or {}), **{one: value for one, value in block.items() if one != "content"}}
             failed, said_by = verdict({"is_error": block.get("is_error")})
-            if failed == "unknown" and unmarked_succeeded:
+            if block.get("is_error") is None and unmarked_succeeded:
                 failed, said_by = "no", "no is_error"
             call_id = named(block.get("tool_use_id"))
             results.append(Result(text_of(inner), call_id, None, failed, said_by, error_type(fields), fields))
         elif block.get("type") in _USED:
             yield skipped(place, "part", f"{block.get('type')} in a message of the role {role}")
-    yield Turn(role, place, text_of(content), tuple(calls), tuple(results), key)
+    yield Turn(role, place, text_of(content), tuple(calls), tuple(results), key, restarts)

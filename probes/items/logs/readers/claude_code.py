@@ -1,9 +1,10 @@
 """Sessions of Claude Code (JSON lines): Anthropic messages in `message`, one line a content block or message.
 
 Lines of one `message.id` are one turn. A failed call has `is_error: true`; the program writes no `is_error` for many
-tools that succeeded, so that a result without it did. Lines of side chains (sub-agents), of errors of the API and of
-other types than `user` and `assistant` are skipped. The system prompt is not in the log. Lines are taken in the
-file's order: a session that was wound back holds both branches.
+tools that succeeded, so that a result without it did. Lines of sub-agents (`isSidechain`, or `parent_tool_use_id` in
+the stream of a run), of errors of the API, of the program itself (model `<synthetic>`) and of other types than `user`
+and `assistant` are skipped. A summary (`isCompactSummary`) takes the place of all that stands before it. The system
+prompt is not in the log. Lines are taken in the file's order: a session that was wound back holds both branches.
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ def read(records: Iterable[Record]) -> Events:
         line, place = mapping(record.value), record.place
         if line.get("type") not in ("user", "assistant") or not isinstance(line.get("message"), Mapping):
             yield skipped(place, "record", f"no message: type {line.get('type')}")
-        elif line.get("isSidechain") is True:
-            yield skipped(place, "record", "a sub-agent's turn (isSidechain)")
+        elif line.get("isSidechain") is True or line.get("parent_tool_use_id"):
+            name = "isSidechain" if line.get("isSidechain") is True else "parent_tool_use_id"
+            yield skipped(place, "record", f"a sub-agent's turn ({name})")
         elif line.get("isApiErrorMessage") is True:
             yield skipped(place, "record", "an error of the API, no turn of the model")
+        elif line["message"].get("model") == "<synthetic>":
+            yield skipped(place, "record", "written by the program, no turn of the model")
         else:
             if session is None or _session(line) != session:
                 session = _session(line)
@@ -42,7 +46,12 @@ def read(records: Iterable[Record]) -> Events:
             message = {"role": line["type"], **line["message"]}
             further = {key: line[key] for key in ("toolUseResult", "tool_use_result") if key in line}
             yield from anthropic.turns(
-                message, place, named(message.get("id")), further, unmarked_succeeded=True
+                message,
+                place,
+                named(message.get("id")),
+                further,
+                unmarked_succeeded=True,
+                restarts=line.get("isCompactSummary") is True,
             )
 
 

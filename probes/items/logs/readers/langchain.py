@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from probes.items.logs.content import listed, mapping, named, other_parts, text_of
+from probes.items.logs.content import listed, mapping, named, other_fields, other_parts, text_of
 from probes.items.logs.failure import error_type, verdict
 from probes.items.logs.transcript import Call, Events, Opened, Record, Result, Role, Turn, skipped
 
@@ -80,6 +80,7 @@ def _message(value: Any, place: str, what: str) -> Events:
         return
     role, content = _ROLES[message["type"]], message.get("content")
     yield from other_parts(content, place, ("tool_use",))  # which is in tool_calls as well
+    yield from other_fields(mapping(message.get("additional_kwargs")), place)
     if role == "tool":
         fields = {key: one for key, one in message.items() if key not in ("content", "type")}
         failed, said_by = verdict(fields)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from probes.items.logs.content import listed, mapping, named, other_parts, text_of
+from probes.items.logs.content import listed, mapping, named, other_fields, other_parts, text_of
 from probes.items.logs.failure import verdict
 from probes.items.logs.readers.openai import call_of
 from probes.items.logs.transcript import Call, Events, Opened, Record, Result, Turn, skipped
@@ -49,6 +49,7 @@ def _message(message: Mapping[str, Any], place: str, waiting: int) -> Events:
         yield skipped(place, "message", f"the end of the run: {extra.get('exit_status')}")
     elif role == "assistant":
         yield from other_parts(content, place)
+        yield from other_fields(message, place)
         yield _assistant(message, extra, text_of(content), place)
     elif role in ("user", "tool") and (role == "tool" or (waiting > 0 and _answers(extra, text_of(content)))):
         yield from other_parts(content, place)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from probes.items.logs.content import listed, mapping, named, other_parts, text_of
+from probes.items.logs.content import listed, mapping, named, other_fields, other_parts, text_of
 from probes.items.logs.documents import parse_arguments
 from probes.items.logs.failure import error_type, verdict
 from probes.items.logs.transcript import Call, Events, Note, Opened, Record, Result, Role, Turn, skipped
@@ -30,7 +30,8 @@ def recognises(value: Any) -> bool:
     return any(
         message.get("tool_calls")
         or message.get("function_call")
-        or message.get("role") in ("tool", "function")
+        or (message.get("role") == "tool" and "tool_call_id" in message)
+        or message.get("role") == "function"
         for message in messages_of(value)
     )
 
@@ -104,21 +105,18 @@ def turns(message: Mapping[str, Any], place: str) -> Events:
         yield skipped(place, "message", f"unknown role: {message.get('role')}")
         return
     yield from other_parts(content, place)
+    yield from other_fields(message, place)
     if role == "tool":
         yield Turn("tool", place, results=(_result(message, text_of(content)),))
-    elif role == "assistant":
-        calls = [
-            call for one in listed(message.get("tool_calls")) for call in [call_of(one)] if call is not None
-        ]
-        for one in listed(message.get("tool_calls")):
-            if call_of(one) is None:
-                yield skipped(place, "call", "it has no function name")
-        if message.get("function_call"):
-            alone = call_of({"function": message["function_call"]})
-            calls += [] if alone is None else [alone]
-        yield Turn("assistant", place, text_of(content), tuple(calls))
-    else:
-        yield Turn(role, place, text_of(content))
+        return
+    made = [*listed(message.get("tool_calls"))]
+    if message.get("function_call"):
+        made.append({"function": message["function_call"]})
+    calls = [call_of(one) for one in made]
+    for call in calls:
+        if call is None:
+            yield skipped(place, "call", "it has no function name")
+    yield Turn(role, place, text_of(content), tuple(call for call in calls if call is not None))
 
 
 def call_of(value: Any) -> Call | None:

@@ -3,8 +3,11 @@
 With `kind`: `ActionEvent` (`tool_name`, `tool_call_id`, `tool_call.arguments`), `ObservationEvent` (`observation` with
 `is_error`, `exit_code`), `AgentErrorEvent` (always a failure), `MessageEvent`, `SystemPromptEvent`; actions of one
 `llm_response_id` are one turn. Older: events with `action` and `args`, answered by events with `observation`,
-`content` and `cause`; `extras.metadata.exit_code` says whether a command failed, the observation `error` is a failure.
-Other events are skipped.
+`content` and `cause`; the call is taken as the model wrote it where `tool_call_metadata.model_response` has it, whose
+`id` tells the calls of one turn, else from `args` without what the program adds. `extras.metadata.exit_code` says
+whether a command failed, the observation `error` is a failure.
+`is_error` is false for every command that was run, so that the exit code decides where it is false; the code -1 is of a
+command that still runs, and leaves the outcome unknown. Other events are skipped.
 """
 
 from __future__ import annotations
@@ -12,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from probes.items.logs.content import listed, mapping, named, other_parts, text_of
+from probes.items.logs.content import listed, mapping, named, other_fields, other_parts, text_of
 from probes.items.logs.documents import parse_arguments
 from probes.items.logs.failure import verdict
+from probes.items.logs.readers.openai import call_of
 from probes.items.logs.transcript import Call, Events, Opened, Record, Result, Role, Turn, Verdict, skipped
 
 _NO_CALLS = ("recall", "change_agent_state", "null", "condensation")
+_ADDED = ("thought", "blocking", "confirmation_state", "hidden", "impl_source", "is_static")
 _NO_RESULTS = ("agent_state_changed", "recall", "null", "think", "user_rejected")
 
 
@@ -76,6 +81,7 @@ def _newer_event(event: Mapping[str, Any], place: str, what: str) -> Events:
             yield skipped(place, what, f"unknown role: {role}")
             return
         yield from other_parts(message.get("content"), place)
+        yield from other_fields(message, place)
         text = text_of([*listed(message.get("content")), *listed(event.get("extended_content"))])
         if isinstance(message.get("content"), str):
             text = message["content"]
@@ -94,6 +100,8 @@ def _newer_event(event: Mapping[str, Any], place: str, what: str) -> Events:
             tool, arguments, named(event.get("tool_call_id")), written if isinstance(written, str) else None
         )
         key = named(event.get("llm_response_id"))
+        yield from other_parts(event.get("thought"), place)
+        yield from other_fields(event, place)
         yield Turn("assistant", place, text_of(event.get("thought")), (made,), key=key)
     elif kind in ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation"):
         yield from _newer_result(event, place)
@@ -112,10 +120,21 @@ def _newer_result(event: Mapping[str, Any], place: str) -> Events:
         content = fields.get("content", fields.get("output"))
         yield from other_parts(content, place)
         text = text_of(content)
-        failed, said_by = verdict(fields)
+        failed, said_by = _verdict(fields)
     name = named(event.get("tool_name"))
     result = Result(text, named(event.get("tool_call_id")), name, failed, said_by, None, fields)
     yield Turn("tool", place, results=(result,))
+
+
+def _verdict(fields: Mapping[str, Any]) -> tuple[Verdict, str]:
+    """What the fields of an observation say of its call."""
+    failed, said_by = verdict(fields)
+    if failed == "yes" and not said_by.startswith("exit_code="):
+        return failed, said_by
+    code = fields.get("exit_code")
+    if not isinstance(code, int) or isinstance(code, bool):
+        return failed, said_by
+    return ("unknown", "") if code == -1 else verdict({"exit_code": code})
 
 
 def _older_event(event: Mapping[str, Any], place: str, what: str) -> Events:
@@ -131,19 +150,31 @@ def _older_event(event: Mapping[str, Any], place: str, what: str) -> Events:
             yield skipped(place, what, f"no call of the agent: {action}")
         else:
             made = mapping(event.get("tool_call_metadata"))
-            tool = named(made.get("function_name")) or action
-            thought = text_of(arguments.get("thought"))
-            given = {name: value for name, value in arguments.items() if name != "thought"}
-            call = Call(tool, given, named(event.get("id")))
-            yield Turn("assistant", place, thought, (call,))
+            call = _older_call(made, action, arguments, named(event.get("id")))
+            key = named(mapping(made.get("model_response")).get("id"))
+            yield Turn("assistant", place, text_of(arguments.get("thought")), (call,), key=key)
         return
     seen, extras = str(event["observation"]), mapping(event.get("extras"))
     if seen in _NO_RESULTS or event.get("cause") is None:
         yield skipped(place, what, f"no result of a call: {seen}")
         return
     fields = {**extras, **mapping(extras.get("metadata")), "observation": seen, "extras": extras}
-    failed, said_by = verdict(fields)
+    failed, said_by = _verdict(fields)
     if seen == "error":
         failed, said_by = "yes", "observation=error"
     result = Result(text_of(event.get("content")), named(event["cause"]), None, failed, said_by, None, fields)
     yield Turn("tool", place, results=(result,))
+
+
+def _older_call(
+    made: Mapping[str, Any], action: str, arguments: Mapping[str, Any], event_id: str | None
+) -> Call:
+    """The call of an older event: the model's own, else the program's action."""
+    choices = listed(mapping(made.get("model_response")).get("choices"))
+    message = mapping(mapping(choices[0]).get("message")) if choices else {}
+    for one in listed(message.get("tool_calls")):
+        call = call_of(one)
+        if call is not None and call.id is not None and call.id == named(made.get("tool_call_id")):
+            return Call(call.name, call.arguments, event_id, call.written)
+    given = {name: value for name, value in arguments.items() if name not in _ADDED}
+    return Call(named(made.get("function_name")) or action, given, event_id)

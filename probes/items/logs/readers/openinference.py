@@ -7,6 +7,7 @@ tool (`tool_call_id`, `content`). Whether a call failed is the status of the too
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,6 +16,9 @@ from probes.items.logs.readers.openai import call_of
 from probes.items.logs.readers.otel import ROLES
 from probes.items.logs.readers.spans import Answer, Conversation, Span, as_json, read_spans, spans_of
 from probes.items.logs.transcript import Events, Record, Result, Turn
+
+_LEVELS = 32  # names inside one another that an attribute's name is taken apart into
+_INDEX = re.compile(r"[0-9]{1,9}")
 
 
 def recognises(value: Any) -> bool:
@@ -44,7 +48,7 @@ def _list(attributes: Mapping[str, Any], name: str) -> list[Any]:
     tree: dict[str, Any] = {}
     for key, value in attributes.items():
         if key.startswith(f"{name}."):
-            *inner, last = key.removeprefix(f"{name}.").split(".")
+            *inner, last = key.removeprefix(f"{name}.").split(".", _LEVELS)
             at = tree
             for part in inner:
                 at = at.setdefault(part, {})
@@ -59,7 +63,7 @@ def _lists(tree: Any) -> Any:
     """A tree with lists where all names are numbers."""
     if not isinstance(tree, dict):
         return tree
-    if tree and all(name.isdigit() for name in tree):
+    if tree and all(_INDEX.fullmatch(name) for name in tree):
         return [_lists(tree[name]) for name in sorted(tree, key=int)]
     return {name: _lists(value) for name, value in tree.items()}
 

@@ -26,6 +26,7 @@ ROLES: Mapping[str, Role] = {
 }
 """The roles of messages in spans; a message of another role is taken for a user's."""
 
+_MESSAGES = ("gen_ai.input.messages", "gen_ai.output.messages")
 _USED = ("text", "tool_call", "tool_call_response")
 
 
@@ -41,14 +42,19 @@ def read(records: Iterable[Record]) -> Events:
 
 def _conversation(span: Span) -> Conversation | None:
     attributes = span.attributes
+    notes = [
+        skipped(span.place, "part", f"{name} is no JSON (was it cut off?)")
+        for name in (*_MESSAGES, "gen_ai.system_instructions")
+        if attributes.get(name) and as_json(attributes[name]) is None
+    ]
     messages = [
         (name, index, mapping(message))
-        for name in ("gen_ai.input.messages", "gen_ai.output.messages")
+        for name in _MESSAGES
         for index, message in enumerate(listed(as_json(attributes.get(name))))
     ]
+    turns: list[Turn] = []
     if not messages:
-        return None
-    turns, notes = [], []
+        return (turns, (), notes) if notes else None
     instructions = text_of(
         [_plain(part) for part in listed(as_json(attributes.get("gen_ai.system_instructions")))]
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from mech.input_files import NotJson
@@ -44,9 +45,11 @@ _NOTHING = Answer(False, "", None, None, {})
 
 @dataclass
 class _Thread:
-    """The longest conversation seen of one thread of a trace."""
+    """The longest conversation seen of one thread of a trace; `ids` are those of all its calls."""
 
+    trace: str
     name: str
+    ids: set[str] = field(default_factory=set)
     turns: list[Turn] = field(default_factory=list)
     length: int = -1
     start: str = ""
@@ -124,7 +127,7 @@ def as_json(value: Any) -> Any:
 
 
 Conversation = tuple[list[Turn], tuple[str, ...], list[Note]]
-"""The turns of a model call's span, the declared tools, and notes of parts that are not used."""
+"""The turns of a model call's span (none where they cannot be read), its tools, and notes of parts not used."""
 
 
 def read_spans(
@@ -139,7 +142,7 @@ def read_spans(
         conversation: what a model call's span holds; None for another span.
         answer: the call's id and what a tool's span says of it; None for another span.
     """
-    threads: dict[tuple[str, str], _Thread] = {}
+    threads: dict[tuple[str, str], list[_Thread]] = {}
     answers: dict[tuple[str, str], Answer] = {}
     for record in records:
         empty = True
@@ -152,10 +155,12 @@ def read_spans(
             elif found is not None and found[0]:
                 yield _kept(threads, span, found)
             else:
+                yield from found[2] if found is not None else ()
                 yield skipped(span.place, "span", f"no messages and no call in it: {span.name}")
         if empty:
             yield skipped(record.place, "record", "no span")
-    for (trace, _), thread in sorted(threads.items(), key=lambda one: one[1].start):
+    for thread in sorted(chain.from_iterable(threads.values()), key=lambda one: one.start):
+        trace = thread.trace
         yield Opened(thread.name, thread.tools)
         yield from thread.notes
         for turn in thread.turns:
@@ -169,16 +174,23 @@ def read_spans(
             yield _answered(Turn("tool", last.place, results=results), answers, trace)
 
 
-def _kept(threads: dict[tuple[str, str], _Thread], span: Span, found: Conversation) -> Note:
-    """Keep the longest conversation of those that begin with the same messages."""
+def _kept(threads: dict[tuple[str, str], list[_Thread]], span: Span, found: Conversation) -> Note:
+    """Keep the longest conversation of those that begin with the same messages and share a call, where they have any.
+
+    Conversations without a common call are runs of their own, even where they begin alike (a request sent twice).
+    """
     turns = found[0]
     first = next((turn.text for turn in turns if turn.role == "user"), "")
     system = "\n".join(turn.text for turn in turns if turn.role == "system")
-    key = span.trace, f"{system}\0{first}"
-    if key not in threads:
-        number = sum(trace == span.trace for trace, _ in threads)
-        threads[key] = _Thread(span.trace + (f", thread {number + 1}" if number else ""), start=span.start)
-    thread = threads[key]
+    ids = {call.id for turn in turns for call in turn.calls if call.id is not None}
+    alike = threads.setdefault((span.trace, f"{system}\0{first}"), [])
+    thread = next((one for one in alike if not ids or not one.ids or ids & one.ids), None)
+    if thread is None:
+        number = sum(len(some) for (trace, _), some in threads.items() if trace == span.trace)
+        name = span.trace + (f", thread {number + 1}" if number else "")
+        thread = _Thread(span.trace, name, start=span.start)
+        alike.append(thread)
+    thread.ids |= ids
     length = sum(max(1, len(turn.calls) + len(turn.results)) for turn in turns)
     if length > thread.length:
         thread.length = length

@@ -1,7 +1,8 @@
 """SWE-agent's trajectories (`.traj`): `trajectory[]` of `thought`, `action` and `observation`.
 
-The messages before the first action are those of `history` (else of the first step's `query`). The format has no error
-field: whether an action failed is unknown until a rule of the user says it.
+The messages before the first action are those of `history` (else of the first step's `query`); demonstrations
+(`is_demo`) stand there as turns without calls. The format has no error field: whether an action failed is unknown until
+a rule of the user says it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from probes.items.logs.content import listed, mapping, named, text_of
+from probes.items.logs.content import listed, mapping, named, other_fields, other_parts, text_of
 from probes.items.logs.failure import verdict
 from probes.items.logs.transcript import Call, Events, Opened, Record, Result, Turn, skipped
 
@@ -34,20 +35,25 @@ def read(records: Iterable[Record]) -> Events:
 
 
 def _before(value: Mapping[str, Any], first: Mapping[str, Any], place: str) -> Events:
-    """The messages up to the first turn of the agent; demonstrations are users' messages there."""
+    """The messages up to the first turn of the agent, with demonstrations, whoever speaks in them."""
     name = "history" if listed(value.get("history")) else "trajectory[0].query"
     found = listed(value.get("history")) or listed(first.get("query"))
     for index, message in enumerate(map(mapping, found)):
         role = message.get("role")
-        if role == "assistant":
+        demonstrated = message.get("is_demo") is True
+        if role == "assistant" and not demonstrated:
             return
-        if role in ("system", "user"):
+        if role == "tool" and demonstrated:
+            role = "user"
+        if role in ("system", "user", "assistant"):
+            yield from other_parts(message.get("content"), f"{place}, {name}[{index}]")
             yield Turn(role, f"{place}, {name}[{index}]", text_of(message.get("content")))
         else:
             yield skipped(f"{place}, {name}[{index}]", "message", f"unknown role: {role}")
 
 
 def _step(step: Mapping[str, Any], place: str) -> Events:
+    yield from other_fields(step, place)
     action = text_of(step.get("action")).strip()
     thought = text_of(step.get("thought") or ("" if action else step.get("response"))).strip()
     if not action:
