@@ -125,6 +125,9 @@ class ItemStudy(Study[C], Generic[C, X, U]):
         object.__setattr__(self, "run", partial(run_study, self))
 
 
+@pd.option_context(
+    "mode.string_storage", "python"
+)  # pyarrow, where it is installed, is slow on short columns
 def run_study(study: ItemStudy[C, X, U], config: C, executor: Executor | None = None) -> Report:
     """Measure the units whose rows are missing, write the tables, and report.
 

@@ -32,6 +32,7 @@ rows are of one model.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -124,31 +125,34 @@ def _of_method(
     """One method in one environment: the columns after `direction`, all from the same bootstrap draws."""
     delta = items["delta"].to_numpy(float)
     small = abs(float(delta.mean())) < MIN_DELTA
-    selected = [column for column in effects.columns if column[0] == "selected"]
+    place = {column: at for at, column in enumerate(effects.columns)}
+    nats, compared_nats = (table.to_numpy(float) for table in (effects, paired))
     pairs = []
-    for column in selected:
-        kinds = [kind for kind in CONTROL_KINDS if _controls(effects, kind, column)]
-        pairs += [(column, kind) for kind in kinds or [""]]
+    for column in place:
+        if column[0] == "selected":
+            kinds = [kind for kind in CONTROL_KINDS if _controls(place, kind, column)]
+            pairs += [(column, kind) for kind in kinds or [""]]
     columns: list[np.ndarray] = []
+    beside_of = []
     for column, kind in pairs:
-        own = effects[column].to_numpy(float)
-        against = effects[_controls(effects, kind, column)].to_numpy(float)
+        own = nats[:, place[column]]
+        against = nats.take(_controls(place, kind, column), axis=1)
         mean = against.mean(axis=1) if against.size else np.full_like(own, math.nan)
-        columns += [own, paired[column].to_numpy(float) - mean, mean]
+        columns += [own, compared_nats[:, place[column]] - mean, mean]
+        beside_of.append(against)
     over = np.repeat(delta[:, None], len(columns), axis=1)
     found = cluster_ratios(np.stack(columns, axis=1), over, items["task_id"], rng, n_draws)
     lines: list[dict[str, object]] = []
     for index, (column, kind) in enumerate(pairs):
         share, excess, beside = found[3 * index : 3 * index + 3]
-        against = effects[_controls(effects, kind, column)].to_numpy(float)
-        shares = against.sum(axis=0) / delta.sum() if not small else np.array([])
+        shares = beside_of[index].sum(axis=0) / delta.sum() if not small else np.array([])
         if kind in SINGLE_CONTROLS:
             control = {
                 **_cells("control_mean", "control", beside, small),
                 **{"n_controls": len(shares), "percentile": math.nan, "p": math.nan},
             }
         else:
-            compared = float(paired[column].sum() / delta.sum()) if not small else math.nan
+            compared = float(compared_nats[:, place[column]].sum() / delta.sum()) if not small else math.nan
             names = ("control_mean", "control_lo", "control_hi", "n_controls", "p", "percentile")
             control = dict(zip(names, among(compared, shares), strict=True))
         undefined = small or not kind
@@ -157,7 +161,7 @@ def _of_method(
         lines.append(
             {
                 **{"set": label, "k": k, **_cells("share", "ci", share, small)},
-                **{"effect_nats": float(effects[column].mean()), "controls": kind, **control},
+                **{"effect_nats": float(nats[:, place[column]].mean()), "controls": kind, **control},
                 **{
                     **_cells("excess", "excess", excess, undefined),
                     "excess_p": math.nan if undefined else excess.p,
@@ -169,9 +173,11 @@ def _of_method(
     return lines
 
 
-def _controls(effects: pd.DataFrame, kind: str, column: tuple[str, str, int]) -> list[tuple[str, str, int]]:
-    """The controls of one kind drawn for a selected set: labelled after it, as `top16/random3`."""
-    return [one for one in effects.columns if one[0] == kind and one[1].startswith(f"{column[1]}/")]
+def _controls(
+    place: Mapping[tuple[str, str, int], int], kind: str, column: tuple[str, str, int]
+) -> list[int]:
+    """Places of the controls of one kind drawn for a selected set: labelled after it, as `top16/random3`."""
+    return [at for one, at in place.items() if one[0] == kind and one[1].startswith(f"{column[1]}/")]
 
 
 def _cells(mean: str, ends: str, share: Interval, undefined: bool) -> dict[str, float]:

@@ -21,6 +21,7 @@ from probes.stats.bootstrap import N_DRAWS, RngFactory, cluster_means, cluster_r
 from probes.stats.frame_checks import (
     MIN_DELTA,
     SHARE_CELLS,
+    by_item,
     item_columns,
     rectangle,
     require,
@@ -111,14 +112,18 @@ def redundancy(
         InputError: as `item_shares`; a set has no member list, or a head was not patched alone on its items.
     """
     _check_patch(rows)
-    joint_rows = rows[_is_joint(rows)]
+    joint = _is_joint(rows)
+    joint_rows, single = rows[joint], rows[~joint]
+    alone = {
+        direction: by_item(group, ["layer", "head"], "effect_nats")
+        for direction, group in single.groupby("direction")
+    }
     lines = []
     for (direction, label), group in joint_rows.groupby(["direction", "set"], sort=True):
         if label not in members:
             raise InputError(f"The heads of the set '{label}' are not given.")
         joint = group.set_index("item_id")["effect_nats"].sort_index()
-        alone = single_patches(rows[rows["direction"] == direction])
-        singles = _sum_of_singles(alone, members[label], joint.index)
+        singles = _sum_of_singles(alone.get(direction, pd.DataFrame()), members[label], joint.index)
         items = item_columns(group, joint.index)
         tasks, deltas = items["task_id"], items["delta"].to_numpy(float)[:, None]
         gap = (joint - singles).to_numpy(float)[:, None]
@@ -162,16 +167,23 @@ def _check_patch(rows: pd.DataFrame) -> None:
     require(rows, [c for c in _PATCH if c not in heads], ["item_id", "direction", *heads, *extra])
     require(single_patches(rows), heads, ["item_id", "direction", *heads])
     require_directions(rows)
-    deltas = rows.groupby(["item_id", "direction"])["delta"].agg(["min", "max"])
-    mixed = deltas.index[deltas["min"] != deltas["max"]]
-    if len(mixed):
-        raise InputError(f"Item {mixed[0][0]} has two deltas under {mixed[0][1]}.")
+    keys = zip(rows["item_id"].tolist(), rows["direction"].tolist(), strict=True)
+    known: dict[tuple[str, str], float] = {}
+    mixed = [
+        key
+        for key, delta in zip(keys, rows["delta"].tolist(), strict=True)
+        if known.setdefault(key, delta) != delta
+    ]
+    if mixed:
+        item, direction = min(mixed)
+        raise InputError(f"Item {item} has two deltas under {direction}.")
 
 
 def _sum_of_singles(alone: pd.DataFrame, heads: Sequence[tuple[int, int]], items: pd.Index) -> pd.Series:
-    """Sum over a set's heads of what each does when patched alone, per item."""
-    table = alone.pivot(index="item_id", columns=["layer", "head"], values="effect_nats").reindex(items)
+    """Sum over a set's heads of what each does when patched alone, per item; `alone` is by item and head."""
+    place = {key: at for at, key in enumerate(alone.columns)}
+    table = alone.reindex(items)
     for layer, head in heads:
-        if (layer, head) not in table.columns or table[(layer, head)].isna().any():
+        if (layer, head) not in place or np.isnan(table.iloc[:, place[layer, head]].to_numpy()).any():
             raise InputError(f"L{layer}H{head} was not patched alone on every item of its set.")
-    return table[list(heads)].sum(axis=1)
+    return table.iloc[:, [place[head] for head in heads]].sum(axis=1)

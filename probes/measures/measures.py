@@ -131,16 +131,16 @@ def repeat_probability(
     An item one of whose candidates has no score under `condition` has no value.
     """
     here = scores.candidates(condition, exact)
-    members = scores.candidates("pre", exact).notna() | scores.candidates("fail", exact).notna()
+    members = ~(np.isnan(scores.candidates("pre", exact)) & np.isnan(scores.candidates("fail", exact)))
     if size == 2:
-        members = members & np.isin(members.columns, ["failed", "gold"])
-    complete = (here.notna() | ~members).all(axis=1) & members["failed"] & members["gold"]
+        members &= np.isin(CANDIDATES, ["failed", "gold"])
+    complete = (~np.isnan(here) | ~members).all(axis=1) & members[:, 0] & members[:, 1]
     if size is not None:
         complete &= members.sum(axis=1) == size
-    logits = here.where(members)[complete]
-    peak = logits.max(axis=1)  # skips what is not in the set, as does the sum below
-    total = np.exp(logits.sub(peak, axis=0)).sum(axis=1)
-    return (np.exp(logits["failed"] - peak) / total).reindex(here.index)
+    logits = np.where(members & complete[:, None], here, np.nan)
+    peak = np.fmax.reduce(logits, axis=1)  # skips what is not in the set, as does the sum below
+    total = np.nansum(np.exp(logits - peak[:, None]), axis=1)
+    return pd.Series(np.exp(logits[:, 0] - peak) / total, index=scores.logprob.index)
 
 
 def _repeats(condition: str, size: int | None = None, exact: bool = False) -> Definition:

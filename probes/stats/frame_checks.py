@@ -22,15 +22,33 @@ def share_cells(share: Interval, small: bool, effect: float) -> tuple[float | in
     return (*values, effect, *share.counts, small or share.degenerate)
 
 
-def rectangle(rows: pd.DataFrame, columns: list[str], value: str) -> pd.DataFrame:
-    """Items down (sorted), `columns` across (sorted); only equal items can be compared.
+def by_item(rows: pd.DataFrame, columns: list[str], value: str) -> pd.DataFrame:
+    """Items down (sorted), `columns` across (sorted), NaN where there is no row; `DataFrame.pivot` takes much longer.
 
     Raises:
-        InputError: a cell is empty; the sentence names the first.
+        InputError: an item has two rows of the same columns.
     """
-    table = rows.pivot(index="item_id", columns=columns, values=value).sort_index(axis=1)
-    empty = table.isna()
-    if empty.to_numpy().any():
+    down = rows["item_id"].tolist()
+    across = list(zip(*(rows[name].tolist() for name in columns), strict=True))
+    items, keys = ({key: place for place, key in enumerate(sorted(set(found)))} for found in (down, across))
+    places = np.array([items[one] * len(keys) + keys[key] for one, key in zip(down, across, strict=True)])
+    if len(np.unique(places)) < len(rows):
+        require_once(rows, ["item_id", *columns], "A row")
+    cells = np.full((len(items), len(keys)), np.nan)
+    cells.flat[places] = rows[value].to_numpy(float)
+    named = pd.MultiIndex.from_tuples(keys, names=columns)
+    return pd.DataFrame(cells, pd.Index(list(items), name="item_id"), named, copy=False)
+
+
+def rectangle(rows: pd.DataFrame, columns: list[str], value: str) -> pd.DataFrame:
+    """As `by_item`, without an empty cell: only equal items can be compared.
+
+    Raises:
+        InputError: as `by_item`, or a cell is empty; the sentence names the first.
+    """
+    table = by_item(rows, columns, value)
+    if np.isnan(table.to_numpy()).any():
+        empty = table.isna()
         column = empty.any().idxmax()
         item = empty[column].idxmax()
         place = ", ".join(f"{name} {key}" for name, key in zip(columns, column, strict=True))
@@ -40,7 +58,9 @@ def rectangle(rows: pd.DataFrame, columns: list[str], value: str) -> pd.DataFram
 
 def item_columns(rows: pd.DataFrame, items: pd.Index) -> pd.DataFrame:
     """What belongs to the item and not to the patch (task_id, delta), in the order of `items`."""
-    return rows.drop_duplicates("item_id").set_index("item_id").loc[items]
+    names = rows["item_id"].tolist()
+    first = dict(zip(reversed(names), reversed(range(len(names))), strict=True))
+    return rows.iloc[[first[item] for item in items]].set_index("item_id")
 
 
 def column_means(

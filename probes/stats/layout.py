@@ -5,11 +5,13 @@ One line per item (and ablation), one column per (condition, candidate); NaN whe
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 
 from mech.errors import InputError
 from probes.stats.frame_checks import require_columns
@@ -40,8 +42,19 @@ class Scores:
 
     def logp(self, condition: str, candidate: str = "failed", exact: bool = False) -> pd.Series:
         """L(condition) of each item, NaN where it was not scored; `exact` adds the end of the turn."""
-        begins = _column(self.logprob, condition, candidate)
-        return begins + _column(self.end_logprob, condition, candidate) if exact else begins
+        begins = self._column("logprob", condition, candidate)
+        return begins + self._column("end_logprob", condition, candidate) if exact else begins
+
+    @cached_property
+    def _columns(self) -> dict[str, dict[Hashable, pd.Series]]:
+        """Each frame by column, which a lookup in the frame itself takes longer for."""
+        names = ("logprob", "greedy", "end_logprob", "end_argmax")
+        return {name: dict(getattr(self, name).items()) for name in names}
+
+    def _column(self, name: str, condition: str, candidate: str) -> pd.Series:
+        """One column, all NaN if no item has it."""
+        found = self._columns[name].get((condition, candidate))
+        return pd.Series(np.nan, index=self.logprob.index) if found is None else found
 
     @cached_property
     def known(self) -> dict[str, pd.Series]:
@@ -57,20 +70,13 @@ class Scores:
 
     def is_greedy(self, condition: str, exact: bool = False) -> pd.Series:
         """1 where greedy decoding would begin with a× under the condition (`exact`: and stop there), else 0."""
-        begins = _column(self.greedy, condition, "failed")
-        return begins * _column(self.end_argmax, condition, "failed") if exact else begins
+        begins = self._column("greedy", condition, "failed")
+        return begins * self._column("end_argmax", condition, "failed") if exact else begins
 
-    def candidates(self, condition: str, exact: bool = False) -> pd.DataFrame:
-        """L of each candidate under a condition: items down, candidates across."""
-        columns = [self.logp(condition, candidate, exact) for candidate in CANDIDATES]
-        return pd.concat(columns, axis=1, keys=CANDIDATES)
-
-
-def _column(wide: pd.DataFrame, condition: str, candidate: str) -> pd.Series:
-    """One column, all NaN if no item has it."""
-    if (condition, candidate) in wide.columns:
-        return wide[(condition, candidate)]
-    return pd.Series(np.nan, index=wide.index)
+    def candidates(self, condition: str, exact: bool = False) -> Float[np.ndarray, "item candidate"]:
+        """L of each of `CANDIDATES` under a condition, NaN where it was not scored."""
+        columns = [self.logp(condition, candidate, exact).to_numpy(float) for candidate in CANDIDATES]
+        return np.stack(columns, axis=1)
 
 
 def lay_out(rows: pd.DataFrame, keys: list[str]) -> Scores:
