@@ -63,7 +63,7 @@ def test_an_interrupt_ends_the_workers_and_the_run_goes_on_from_there(shell: She
             break
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGINT and errors.rstrip().endswith("KeyboardInterrupt")
     assert errors.count("Traceback") == 1  # the workers say nothing
     assert gone_within(process.pid, 30)

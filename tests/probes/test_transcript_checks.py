@@ -71,7 +71,9 @@ def test_what_a_template_keeps_from_studies_is_named(model: Model) -> None:
     plain = str(model.tokenizer.chat_template)
     found = checked(model, plain.replace("{{ m['content'] }}", "{{ m['content'] | upper }}"))
     assert "the template changes the case of message" in found["conditions"].sentence
-    assert found["record_spans"].sentence.startswith("cannot run: knockout, joint, patch --at, path, mechanism (")
+    assert found["record_spans"].sentence.startswith(
+        "cannot run: knockout, joint, patch --at, path, mechanism ("
+    )
     assert found["hidden_turns"].flagged and "rollout --change knockout" in found["hidden_turns"].sentence
     silent = checked(
         model, "{{ bos_token }}{% for m in messages if m.role != 'user' %}{{ m.content }}{% endfor %}"
