@@ -224,8 +224,8 @@ def measure_units(
             todo.append(Task(place, unit.row_ids, _name(unit)))
     writer = UnitWriter(folder, study.rows, context, units)
     failures: list[Outcome] = []
-    with bar(folder.study, quiet) as told, closing(executor.run(todo)) as outcomes:
-        told(len(own) - len(todo), len(own), executor.label)
+    with bar(folder.study, quiet) as show, closing(executor.run(todo)) as outcomes:
+        show(len(own) - len(todo), len(own), executor.label)
         for n, outcome in enumerate(outcomes, len(own) - len(todo) + 1):
             if outcome.failure is None:
                 writer.write(outcome)
@@ -233,7 +233,7 @@ def measure_units(
                 failures.append(outcome)
                 writer.failed(outcome)
             beside = [executor.label, f"{len(failures)} failed" if failures else ""]
-            told(n, len(own), ", ".join(filter(None, beside)))
+            show(n, len(own), ", ".join(filter(None, beside)))
     if failures and len(failures) == len(own):
         reasons = {(type(one.failure.error), str(one.failure.error)) for one in failures if one.failure}
         if len(reasons) == 1 and failures[0].failure:

@@ -274,7 +274,8 @@ def _flag(meta: dict[str, Any]) -> dict[str, Any]:
     return meta
 
 
-_Text = Annotated[str, AfterValidator(_not_blank)]
+NonBlank = Annotated[str, AfterValidator(_not_blank)]
+"""A text field of an input file that must say something."""
 
 
 class _Record(BaseModel):
@@ -282,27 +283,27 @@ class _Record(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    item_id: _Text
-    env: _Text
-    task_id: _Text
-    template: _Text | None = None
+    item_id: NonBlank
+    env: NonBlank
+    task_id: NonBlank
+    template: NonBlank | None = None
     step_index: Annotated[int, Field(ge=0, le=_MAX_STEPS)] | None = None
-    operator: _Text | None = None
-    error_type: _Text | None = None
+    operator: NonBlank | None = None
+    error_type: NonBlank | None = None
     system_prompt: str
-    goal: _Text
-    prefix_actions: list[_Text] | None = None
+    goal: NonBlank
+    prefix_actions: list[NonBlank] | None = None
     prefix_observations: list[str] | None = None
-    failed_action: _Text
-    gold_action: _Text | None = None
-    obs_fail: _Text
-    obs_fail_terse: _Text | None = None
-    obs_fail_verbose: _Text | None = None
-    obs_fail_echo: _Text | None = None
-    obs_success: _Text | None = None
-    obs_neutral: _Text
+    failed_action: NonBlank
+    gold_action: NonBlank | None = None
+    obs_fail: NonBlank
+    obs_fail_terse: NonBlank | None = None
+    obs_fail_verbose: NonBlank | None = None
+    obs_fail_echo: NonBlank | None = None
+    obs_success: NonBlank | None = None
+    obs_neutral: NonBlank
     obs_fail_other: str | None = None
-    distractors: list[_Text] | None = None
+    distractors: list[NonBlank] | None = None
     tool: str | None = None
     meta: Annotated[dict[str, Any], AfterValidator(_flag)] | None = None
 

@@ -22,6 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter
 
 from mech.errors import InputError
 from mech.input_files import NotJson, checked, parse_json, read_bytes
+from probes.items.item import NonBlank
 
 DEFAULT_TEXTS = Path(__file__).parent / "texts" / "default.json"
 Origin = Literal["log", "template"]
@@ -67,29 +68,20 @@ def load_texts(path: str | os.PathLike[str] = DEFAULT_TEXTS) -> Texts:
     return Texts(**parsed.model_dump())
 
 
-def _not_blank(text: str) -> str:
-    if not text.strip():
-        raise ValueError("must be a non-empty string")
-    return text
-
-
 def _with_placeholders(text: str) -> str:
     if text.count("{call}") != 1 or text.count("{observation}") != 1:
         raise ValueError("needs {observation} and {call}, once each")
     return text
 
 
-_Text = Annotated[str, AfterValidator(_not_blank)]
-
-
 class _Record(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    neutral: _Text
-    success: _Text
-    terse: _Text
+    neutral: NonBlank
+    success: NonBlank
+    terse: NonBlank
     echo: Annotated[str, AfterValidator(_with_placeholders)]
-    empty: _Text
+    empty: NonBlank
 
 
 _RECORD = TypeAdapter(_Record)
