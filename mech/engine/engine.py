@@ -55,6 +55,9 @@ class Engine:
         slow: answer scores by the reference path (one hooked full forward each).
         forwards: forwards run and saved so far.
         memory: bytes that the process may take in all, weights included (`mech.engine.memory`); None for no bound.
+
+    Raises:
+        InputError: the bound on memory holds no forward, not even without a context.
     """
 
     model: Model
@@ -64,6 +67,10 @@ class Engine:
     memory: int | None = None
     _prefixes: dict[tuple[tuple[int, ...], str], PrefixCache] = field(default_factory=dict)
     _sites: set[Site] = field(default_factory=lambda: set(CHECKED_AT_LOAD))
+
+    def __post_init__(self) -> None:
+        """Refuse a bound on memory that no context can meet before anything is run."""
+        self.forward_nodes(0, MAX_NODES)
 
     @property
     def store(self) -> Store | None:

@@ -51,8 +51,9 @@ class MemoryBound:
         if self.n_bytes is not None and nodes < min(FEWEST, most):
             needed = self.n_bytes + 4 * (FEWEST * size * (width + scores) - self.quarter)
             raise InputError(
-                f"A memory of {self.n_bytes / 2**30:.2f} GiB is too little for {self.model.identity.name} over "
-                f"contexts of {context} tokens: it takes {needed / 2**30:.2f} GiB at the least."
+                f"A memory of {self.n_bytes / 2**30:.2f} GiB is too little for {self.model.identity.name}"
+                f"{f' over contexts of {context} tokens' if context else ''}: it takes {needed / 2**30:.2f} GiB at "
+                "the least."
             )
         return int(nodes)
 

@@ -62,8 +62,13 @@ def test_scores_and_sweeps_are_the_same_under_a_bound_and_take_more_forwards(
 def test_a_bound_that_holds_no_forward_is_refused_with_the_least_that_would(
     tiny_folder: FolderFactory,
 ) -> None:
-    engine = Engine(tiny_model(tiny_folder, "llama"), memory=BASE // 2)
-    with pytest.raises(InputError, match=r"0\.38 GiB is too little .* takes 0\.7\d GiB at the least"):
+    model = tiny_model(tiny_folder, "llama")
+    with pytest.raises(
+        InputError, match=r"0\.38 GiB is too little for \S+: it takes 0\.7\d GiB at the least"
+    ):
+        Engine(model, memory=BASE // 2)  # whatever is asked of it
+    engine = Engine(model, memory=least(Engine(model), 0, 640))
+    with pytest.raises(InputError, match=r"over contexts of \d+ tokens"):
         engine.score(family_of_queries())
 
 
